@@ -1,0 +1,62 @@
+"""The engine's options: one frozen :class:`EngineConfig`, validated at construction. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+DType = Literal["auto", "float32", "float64", "bfloat16", "float16"]
+DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
+
+# vLLM's option names that this version does not have yet: refused by name, never accepted and ignored.
+PLANNED_OPTIONS = (
+    "block_size", "num_kv_blocks", "kv_cache_memory_bytes", "max_prefill_chunk", "max_num_batched_tokens",
+    "enable_prefix_caching", "enable_chunked_prefill", "scheduling_policy", "max_waiting", "quantization",
+    "kv_cache_dtype", "speculative_config", "proposer", "tensor_parallel_size",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Options of ``LLM(model, **options)``, under vLLM's names.
+
+    Args:
+        dtype: arithmetic of weights and activations. ``"auto"`` is the fastest path within stated bounds of float32:
+            on a CPU that has the kernel, 16-bit weights with float32 activations, else float32; on CUDA bfloat16
+            from capability 8, else float16. ``"float32"`` is real float32.
+        device: ``"auto"`` (CUDA where there is one, else CPU), ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``.
+        max_model_len: longest prompt plus output in tokens; default the model's own limit. A lower value saves memory.
+        max_num_seqs: most requests that run at once (default 8: on a CPU more rows stop being nearly free).
+        seed: the seed from which requests without a seed of their own get theirs (default 0: runs repeat).
+    Raises:
+        ValueError: naming the option and what it accepts.
+    """
+
+    dtype: DType = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        for name in ("max_model_len", "max_num_seqs"):
+            value = getattr(self, name)
+            if value is None and name == "max_model_len":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise ValueError(f"seed must be a whole number, got {self.seed!r}")
+
+    @classmethod
+    def from_options(cls, options: dict[str, Any]) -> EngineConfig:
+        """The config of keyword arguments; an unknown or not yet built option raises ``TypeError`` by name."""
+        known = cls.__dataclass_fields__
+        for name in options:
+            if name in PLANNED_OPTIONS:
+                raise TypeError(f"option {name!r} is not built yet in this version of minillm; leave it out")
+            if name not in known:
+                raise TypeError(f"unknown option {name!r}; known: {', '.join(known)}")
+        return cls(**options)

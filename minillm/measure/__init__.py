@@ -1,0 +1,1 @@
+"""Every number that engine, bench and notebooks show is defined here. No torch, ``bench`` aside."""

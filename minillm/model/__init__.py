@@ -1,0 +1,1 @@
+"""The decoder, its layers and kernels, and the files that weights come from."""

@@ -1,0 +1,260 @@
+"""What a caller asks (:class:`SamplingParams`), what the engine tracks (:class:`Request`), what comes back. No torch.
+
+One prompt with ``n`` choices becomes ``n`` requests that share ``request_id`` and differ in ``index``.
+A request has three counters and no phase flags:
+
+    known      |<------- prompt ------->|<-- output -->|      len(token_ids)
+    computed   |==========================>                   num_computed_tokens (their K and V are cached)
+    planned                                |-->|              ScheduledRequest.num_tokens of this step's plan
+
+It is *prefilling* while computed lags known by more than one, *decoding* while it lags by exactly one.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from minillm.errors import InvalidRequest
+from minillm.measure.metrics import RequestMetrics
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to choose tokens and when to stop. Validated here, so a bad value never reaches the engine.
+
+    Names and meanings are vLLM's. Lists are stored as tuples; ``stop`` accepts one string or several.
+
+    Args:
+        n: choices per prompt, at least 1; choice i draws its own randomness.
+        temperature: 0 is greedy; must not be negative.
+        top_k: keep the k most likely tokens; 0 or -1 keeps all.
+        top_p: keep tokens while the mass before them is below ``top_p``, in (0, 1].
+        min_p: keep tokens at least ``min_p`` times as likely as the best, in [0, 1].
+        repetition_penalty: divides positive and multiplies negative logits of tokens seen in prompt or output, > 0.
+        presence_penalty, frequency_penalty: subtracted once, or per occurrence, for output tokens; in [-2, 2].
+        seed: any integer; equal seeds and prompts give equal tokens. ``None`` draws one from the engine's seed.
+        max_tokens: hard cap on output tokens, at least 1; ``None`` runs to the context limit.
+        min_tokens: until so many output tokens, every end-of-sequence id and ``stop_token_ids`` is masked.
+        stop: strings that end the text; neither they nor anything after is delivered.
+        stop_token_ids: ids that end the request, as end-of-sequence ids do.
+        ignore_eos: end-of-sequence ids are ordinary tokens.
+        logprobs: for each output token, also report so many most likely tokens (0: the chosen one alone).
+        logit_bias: added to the logit of each id before filtering, in [-100, 100].
+        skip_special_tokens: leave special tokens out of the text (stop strings still see them).
+
+    Raises:
+        InvalidRequest: naming the field.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    logit_bias: Mapping[int, float] | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        for name, (low, high, why) in _RANGES.items():
+            _check_number(name, getattr(self, name), low, high, why)
+        for name in ("n", "top_k", "min_tokens", "max_tokens", "seed", "logprobs"):
+            _check_integer(name, getattr(self, name))
+        for name in ("ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequest(f"{name} must be true or false, got {getattr(self, name)!r}", name)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}", "min_tokens")
+        object.__setattr__(self, "stop", _stop_strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+
+    @property
+    def greedy(self) -> bool:
+        """True when the most likely token is always taken."""
+        return self.temperature == 0.0
+
+
+# name: (lowest, highest, what is allowed); None there means that side is open. Strict bounds are checked below.
+_RANGES: dict[str, tuple[float | None, float | None, str]] = {
+    "n": (1, None, "at least 1"),
+    "temperature": (0, None, "0 (greedy) or more"),
+    "top_k": (-1, None, "0 or -1 (off), or at least 1"),
+    "top_p": (math.ulp(0.0), 1, "above 0 and at most 1"),
+    "min_p": (0, 1, "from 0 to 1"),
+    "repetition_penalty": (math.ulp(0.0), None, "above 0"),
+    "presence_penalty": (-2, 2, "from -2 to 2"),
+    "frequency_penalty": (-2, 2, "from -2 to 2"),
+    "max_tokens": (1, None, "at least 1"),
+    "min_tokens": (0, None, "0 or more"),
+    "logprobs": (0, 100, "from 0 to 100"),
+}
+_OPTIONAL = {"max_tokens", "logprobs", "seed"}
+
+
+def _check_number(name: str, value: object, low: float | None, high: float | None, allowed: str) -> None:
+    if value is None and name in _OPTIONAL:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidRequest(f"{name} must be a number, got {value!r}", name)
+    if not math.isfinite(value) or (low is not None and value < low) or (high is not None and value > high):
+        raise InvalidRequest(f"{name} must be {allowed}, got {value!r}", name)
+
+
+def _check_integer(name: str, value: object) -> None:
+    if value is None and name in _OPTIONAL:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{name} must be a whole number, got {value!r}", name)
+
+
+def _stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    strings = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+    for string in strings:
+        if not isinstance(string, str):
+            raise InvalidRequest(f"stop must hold strings, got {string!r}", "stop")
+        if not string:
+            raise InvalidRequest("stop must not hold an empty string: it would end every answer at once", "stop")
+    return strings
+
+
+def _token_ids(name: str, ids: Sequence[int] | None) -> tuple[int, ...]:
+    result = () if ids is None else tuple(ids)
+    for token_id in result:
+        if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
+            raise InvalidRequest(f"{name} must hold token ids (whole numbers from 0), got {token_id!r}", name)
+    return result
+
+
+def _logit_bias(bias: Mapping[int, float] | None) -> dict[int, float]:
+    result = {}
+    for key, value in (bias or {}).items():
+        (token_id,) = _token_ids("logit_bias", [key])
+        _check_number("logit_bias", value, -100, 100, "from -100 to 100")
+        result[token_id] = float(value)
+    return result
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Request:
+    """One sequence on its way through the engine; the scheduler's unit. Compared by identity.
+
+    ``token_ids`` is everything known (prompt, then output). ``seed`` is resolved: never ``None``.
+    ``eos_token_ids`` are the model's; ``max_total_tokens`` is prompt plus the most output it may ever have.
+    Times are ``time.perf_counter()`` seconds of the engine's clock.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    max_total_tokens: int
+    index: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+    priority: int = 0
+    arrival_s: float = field(default_factory=time.perf_counter)
+    token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    admitted_s: float | None = None
+    finished_s: float | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.token_ids:
+            self.token_ids = list(self.prompt_token_ids)
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Prompt and output tokens whose ids are known."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.token_ids) - len(self.prompt_token_ids)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """The generated ids (a copy)."""
+        return self.token_ids[len(self.prompt_token_ids):]
+
+    @property
+    def is_finished(self) -> bool:
+        """True once a finish reason stands."""
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token's log-probability (natural log, of the raw softmax) and its rank (1 is the most likely)."""
+
+    logprob: float
+    rank: int
+    decoded_token: str = ""
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One choice of a prompt. ``token_ids`` include the end-of-sequence id and the tokens that formed a stop string;
+    ``text`` includes neither. ``logprobs`` has one ``{token_id: Logprob}`` a token when they were asked for."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A prompt and its ``n`` choices. ``metrics`` are those of choice 0 (each choice's in ``choice_metrics``)."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    choice_metrics: list[RequestMetrics]
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        """Times and counts of choice 0, on the engine's clock."""
+        return self.choice_metrics[0]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPiece:
+    """What one step added to one choice. The texts of a choice's pieces joined are its whole text."""
+
+    text: str
+    token_ids: list[int]
+    index: int
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreOutput:
+    """``logprobs[i]`` is the natural log-probability of ``token_ids[i]`` given those before it; the first is ``None``."""
+
+    token_ids: list[int]
+    logprobs: list[float | None]

@@ -1,0 +1,1 @@
+"""Who runs in this step, and how many tokens each: plain integers, no torch."""

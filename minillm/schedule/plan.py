@@ -1,0 +1,56 @@
+"""The plan of one step: which requests run, from which position, how many tokens. Plain integers, no torch.
+
+One shape covers prefill, decode, chunk, prefix hit and draft: they differ only in *how many tokens from where*.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minillm.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """``num_tokens`` of ``request``'s known tokens, from position ``start``, are computed in this step."""
+
+    request: Request
+    start: int
+    num_tokens: int
+
+    @property
+    def end(self) -> int:
+        """Position after the last one computed; also the number of cached tokens once the step is done."""
+        return self.start + self.num_tokens
+
+    @property
+    def samples(self) -> bool:
+        """True when the step reaches the last known token, so that its logits give the next one."""
+        return self.end == self.request.num_known_tokens
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The ids to compute."""
+        return self.request.token_ids[self.start:self.end]
+
+    @property
+    def stage(self) -> str:
+        """``"prefill"`` while any prompt token is computed, else ``"decode"`` (a name for traces, not a state)."""
+        return "prefill" if self.start < len(self.request.prompt_token_ids) else "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """All that one forward pass computes, in the order of the flat token batch."""
+
+    scheduled: tuple[ScheduledRequest, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the flat batch."""
+        return sum(item.num_tokens for item in self.scheduled)
+
+    @property
+    def sampling(self) -> list[ScheduledRequest]:
+        """The items whose last row is sampled, in order."""
+        return [item for item in self.scheduled if item.samples]
