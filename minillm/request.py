@@ -254,7 +254,7 @@ class StreamPiece:
 
 @dataclass(frozen=True, slots=True)
 class ScoreOutput:
-    """``logprobs[i]`` is the natural log-probability of ``token_ids[i]`` given those before it; the first is ``None``."""
+    """``logprobs[i]``: natural log-probability of ``token_ids[i]`` given those before it; the first is ``None``."""
 
     token_ids: list[int]
     logprobs: list[float | None]

@@ -38,17 +38,21 @@ class StepTensors:
 
     @classmethod
     def of(cls, token_ids: Sequence[Sequence[int]], starts: Sequence[int], sequences: Sequence[object],
-           *, device: torch.device | str = "cpu", logits: str = "last") -> StepTensors:
+           *, device: torch.device | str = "cpu", logits: str = "last",
+           logits_for: Sequence[bool] | None = None) -> StepTensors:
         """The step that computes ``token_ids[s]`` of each sequence from position ``starts[s]`` on.
 
-        ``logits`` is ``"last"`` (the last row of each) or ``"all"``.
+        ``logits`` is ``"last"`` (the last row of each sequence) or ``"all"`` (every row). ``logits_for`` narrows
+        ``"last"`` to the sequences marked True: a prompt read in part has no use for logits.
         """
         flat = [token for ids in token_ids for token in ids]
         positions = [start + offset for ids, start in zip(token_ids, starts, strict=True) for offset in range(len(ids))]
         query_starts = [0]
         for ids in token_ids:
             query_starts.append(query_starts[-1] + len(ids))
-        rows = list(range(len(flat))) if logits == "all" else [end - 1 for end in query_starts[1:]]
+        wanted = logits_for if logits_for is not None else [True] * len(token_ids)
+        last = [end - 1 for end, want in zip(query_starts[1:], wanted, strict=True) if want]
+        rows = list(range(len(flat))) if logits == "all" else last
         as_tensor = lambda values: torch.tensor(values, dtype=torch.int64, device=device)  # noqa: E731
         return cls(
             as_tensor(flat), as_tensor(positions), tuple(query_starts),

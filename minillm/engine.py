@@ -1,0 +1,298 @@
+"""The engine: validated requests in, one step at a time, tokens and text out.
+
+``step()`` is the whole engine: schedule, run, commit, deliver. Any thread may submit, cancel or drive; one lock
+makes a step atomic, and whoever waits for tokens drives the engine for everybody (:meth:`Engine.advance`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import get_args
+
+from minillm.config import EngineConfig
+from minillm.errors import EngineDead, InvalidRequest
+from minillm.measure.metrics import RequestMetrics
+from minillm.measure.trace import Trace
+from minillm.request import (
+    CompletionOutput, FinishReason, Logprob, Request, RequestOutput, SamplingParams, StreamPiece,
+)
+from minillm.runner import Runner
+from minillm.sample import SampledToken
+from minillm.schedule.plan import StepPlan
+from minillm.schedule.scheduler import Scheduler, SchedulerProtocol
+from minillm.text.detokenizer import Detokenizer
+from minillm.text.tokenizer import Tokenizer
+
+# A thread that waits for its tokens while another drives the engine looks for them this often.
+_HANDOVER_S = 0.005
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice of a prompt: the scheduler's request beside the text that has come of it."""
+
+    request: Request
+    output: CompletionOutput
+    metrics: RequestMetrics
+    detokenizer: Detokenizer
+
+
+@dataclass(slots=True)
+class Submission:
+    """One prompt in flight. ``pieces`` holds what has been made and not yet taken, each with the time it was made."""
+
+    output: RequestOutput
+    choices: list[Choice]
+    pieces: deque[tuple[StreamPiece, float]] = field(default_factory=deque)
+
+    @property
+    def is_finished(self) -> bool:
+        """True once every choice has its finish reason."""
+        return all(choice.request.is_finished for choice in self.choices)
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counts since the engine began, and what it holds now."""
+
+    num_waiting: int = 0
+    num_running: int = 0
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_finished: dict[str, int] = field(default_factory=lambda: dict.fromkeys(get_args(FinishReason), 0))
+
+
+class Engine:
+    """Runs requests over one model. ``limits``: ``max_model_len`` tokens in all, ids below ``vocab_size``."""
+
+    def __init__(self, runner: Runner, tokenizer: Tokenizer, config: EngineConfig, *, max_model_len: int,
+                 vocab_size: int, eos_token_ids: Sequence[int], bos_token_id: int | None = None,
+                 scheduler: SchedulerProtocol | None = None):
+        self.runner, self.tokenizer, self.config = runner, tokenizer, config
+        self.max_model_len, self.vocab_size = max_model_len, vocab_size
+        self.eos_token_ids, self.bos_token_id = tuple(eos_token_ids), bos_token_id
+        self.scheduler = scheduler or Scheduler(max_num_seqs=config.max_num_seqs)
+        self.trace: Trace | None = None
+        self._stats = EngineStats()
+        self._choices: dict[Request, tuple[Submission, Choice]] = {}
+        self._lock = threading.RLock()
+        self._num_submissions = 0
+        self._closed = False
+
+    # ---- requests in -------------------------------------------------------------------------------------------
+
+    def validate(self, prompt_token_ids: Iterable[int], params: SamplingParams) -> list[int]:
+        """The prompt's ids, fit to run.
+
+        Raises:
+            InvalidRequest: an empty prompt for a model without a beginning-of-sequence token, a prompt that leaves no
+                room for a token, or an id out of range in prompt, ``stop_token_ids`` or ``logit_bias``.
+        """
+        token_ids = [as_token_id(token_id) for token_id in prompt_token_ids]
+        if not token_ids and self.bos_token_id is not None:
+            token_ids = [self.bos_token_id]
+        if not token_ids:
+            raise InvalidRequest("the prompt is empty, and this model has no token to begin from", "prompt")
+        self.check_ids("prompt", token_ids)
+        self.check_ids("stop_token_ids", params.stop_token_ids)
+        self.check_ids("logit_bias", params.logit_bias)
+        if len(token_ids) >= self.max_model_len:
+            raise InvalidRequest(
+                f"the prompt has {len(token_ids)} tokens; with max_model_len {self.max_model_len} at most "
+                f"{self.max_model_len - 1} leave room for an answer. Shorten it or raise max_model_len", "prompt")
+        return token_ids
+
+    def check_ids(self, name: str, token_ids: Iterable[int]) -> None:
+        """Raise :class:`InvalidRequest` naming the first id that this model does not have."""
+        wrong = next((token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size), None)
+        if wrong is not None:
+            raise InvalidRequest(f"{name} holds id {wrong}; this model's run from 0 to {self.vocab_size - 1}", name)
+
+    def submit(self, prompt_token_ids: Iterable[int], params: SamplingParams, *, prompt: str | None = None,
+               arrival_s: float | None = None) -> Submission:
+        """Validate a prompt and queue its ``n`` choices. ``arrival_s``: when the caller asked (``perf_counter``)."""
+        token_ids = self.validate(prompt_token_ids, params)
+        with self._lock:
+            self._check_open()
+            arrival_s = time.perf_counter() if arrival_s is None else arrival_s
+            request_id = f"req-{self._num_submissions}"
+            seed = params.seed if params.seed is not None else _derived_seed(self.config.seed, self._num_submissions)
+            self._num_submissions += 1
+            limit = self.max_model_len if params.max_tokens is None else len(token_ids) + params.max_tokens
+            choices = [self._choice(Request(
+                request_id=request_id, prompt_token_ids=tuple(token_ids), params=params, seed=seed, index=index,
+                max_total_tokens=min(limit, self.max_model_len), eos_token_ids=self.eos_token_ids, arrival_s=arrival_s,
+            )) for index in range(params.n)]
+            output = RequestOutput(request_id, prompt, token_ids, [choice.output for choice in choices],
+                                   [choice.metrics for choice in choices])
+            submission = Submission(output, choices)
+            for choice in choices:
+                self._choices[choice.request] = submission, choice
+                self.scheduler.add(choice.request)
+            return submission
+
+    def _choice(self, request: Request) -> Choice:
+        params = request.params
+        output = CompletionOutput(request.index, logprobs=None if params.logprobs is None else [])
+        metrics = RequestMetrics(arrival_s=request.arrival_s, num_prompt_tokens=len(request.prompt_token_ids))
+        detokenizer = Detokenizer(self.tokenizer, stop=params.stop, skip_special_tokens=params.skip_special_tokens)
+        return Choice(request, output, metrics, detokenizer)
+
+    def cancel(self, *request_ids: str) -> None:
+        """Cancel these requests (none named: all), in any state, any number of times, from any thread.
+
+        What they held is free on return, text made so far stays in their outputs, and nobody else is touched.
+        """
+        with self._lock:
+            for request in [r for r in self._choices if not request_ids or r.request_id in request_ids]:
+                self.scheduler.finish(request, "cancelled")
+                self._deliver(request, None)
+
+    def close(self) -> None:
+        """Cancel everything; any later use raises :class:`EngineDead`."""
+        self.cancel()
+        self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineDead("this engine has been closed; make a new LLM")
+
+    # ---- one step ----------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Run one step; False when there was nothing to do.
+
+        An exception from the model or the sampler ends the requests of that step with ``finish_reason="error"`` and
+        is raised; the engine goes on with the others.
+        """
+        with self._lock:
+            self._check_open()
+            plan = self.scheduler.schedule()
+            if not plan.scheduled:
+                return False
+            start_s = time.perf_counter()
+            try:
+                sampled = self.runner.run(plan)
+            except BaseException as error:
+                self._abandon(plan, error)
+                raise
+            self._commit(plan, sampled, start_s, time.perf_counter())
+            return True
+
+    def advance(self, submission: Submission) -> None:
+        """Return when ``submission`` has a piece to take or is finished, driving the engine meanwhile."""
+        while not (submission.pieces or submission.is_finished):
+            if self._lock.acquire(timeout=_HANDOVER_S):
+                try:
+                    if not (submission.pieces or submission.is_finished):
+                        self.step()
+                finally:
+                    self._lock.release()
+
+    def _commit(self, plan: StepPlan, sampled: Sequence[SampledToken], start_s: float, end_s: float) -> None:
+        for item, token in zip(plan.sampling, sampled, strict=True):
+            if token.error:
+                self.scheduler.finish(item.request, "error", error=token.error)
+        self._count(plan, start_s, end_s)
+        before = {item.request: item.request.num_known_tokens for item in plan.sampling}
+        self.scheduler.commit(plan, [token.token_id for token in sampled])
+        for item, token in zip(plan.sampling, sampled, strict=True):
+            grew = item.request.num_known_tokens > before[item.request]
+            self._choices[item.request][1].metrics.token_times_s += [end_s] * grew
+            self._deliver(item.request, token if grew else None)
+
+    def _count(self, plan: StepPlan, start_s: float, end_s: float) -> None:
+        self._stats.num_steps += 1
+        for item in plan.scheduled:
+            request = item.request
+            self._stats.num_prompt_tokens += max(0, min(item.end, len(request.prompt_token_ids)) - item.start)
+            self._stats.num_output_tokens += item.samples and not request.is_finished
+            if item.start == 0:
+                self.span("queue", request.arrival_s, request.admitted_s, request)
+            self.span(item.stage, start_s, end_s, request, num_tokens=item.num_tokens, position=item.start)
+
+    def span(self, stage: str, start_s: float, end_s: float, request: Request, **args: int) -> None:
+        """Add a span of ``request`` to the trace, when one is being recorded."""
+        if self.trace is not None:
+            self.trace.add(stage, start_s, end_s, request_id=request.request_id, index=request.index, **args)
+
+    def _abandon(self, plan: StepPlan, error: BaseException) -> None:
+        for item in plan.scheduled:
+            self.scheduler.finish(item.request, "error", error=f"{type(error).__name__}: {error}")
+            self._deliver(item.request, None)
+
+    # ---- text out ----------------------------------------------------------------------------------------------
+
+    def _deliver(self, request: Request, token: SampledToken | None) -> None:
+        """Turn a request's new token into text and a piece; on its last, flush the text and free what it held."""
+        submission, choice = self._choices[request]
+        start_s = time.perf_counter()
+        text = ""
+        if token is not None:
+            choice.output.token_ids.append(token.token_id)
+            if choice.output.logprobs is not None:
+                choice.output.logprobs.append(self._logprobs(token))
+            # An id that ended the request is counted, and is no part of the text.
+            ended_by_id = request.finish_reason == "stop"
+            text = "" if ended_by_id else choice.detokenizer.add([token.token_id])
+            if choice.detokenizer.stop_string is not None:
+                self.scheduler.finish(request, "stop")
+                request.finish_reason, request.stop_reason = "stop", choice.detokenizer.stop_string
+        if request.is_finished:
+            text += choice.detokenizer.finish()
+            self._close_choice(choice)
+        choice.output.text += text
+        end_s = time.perf_counter()
+        self.span("detokenize", start_s, end_s, request)
+        piece = StreamPiece(text, [] if token is None else [token.token_id], request.index, request.finish_reason)
+        submission.pieces.append((piece, end_s))
+
+    def _close_choice(self, choice: Choice) -> None:
+        request, output, metrics = choice.request, choice.output, choice.metrics
+        del self._choices[request]
+        self.runner.attention.free(request)
+        output.finish_reason, output.stop_reason = request.finish_reason, request.stop_reason
+        output.error = request.error
+        metrics.admitted_s, metrics.finished_s = request.admitted_s, request.finished_s
+        metrics.num_cached_tokens, metrics.num_preemptions = request.num_cached_tokens, request.num_preemptions
+        self._stats.num_finished[request.finish_reason] += 1
+
+    def _logprobs(self, token: SampledToken) -> dict[int, Logprob]:
+        return {
+            token_id: Logprob(logprob, rank, self.tokenizer.token_bytes(token_id).decode("utf-8", "backslashreplace"))
+            for token_id, (logprob, rank) in (token.logprobs or {}).items()
+        }
+
+    def score(self, token_ids: list[int]) -> list[float]:
+        """See :meth:`Runner.score`; between steps, so that it may be called from any thread."""
+        with self._lock:
+            self._check_open()
+            return self.runner.score(token_ids)
+
+    def stats(self) -> EngineStats:
+        """A snapshot of the counters."""
+        with self._lock:
+            return replace(self._stats, num_waiting=len(self.scheduler.waiting),
+                           num_running=len(self.scheduler.running), num_finished=dict(self._stats.num_finished))
+
+
+def as_token_id(token_id: object) -> int:
+    """A plain integer from anything integral (numpy and torch scalars too); else :class:`InvalidRequest`."""
+    try:
+        if isinstance(token_id, bool):
+            raise TypeError
+        return operator.index(token_id)
+    except TypeError:
+        raise InvalidRequest(f"a prompt is text or token ids (whole numbers), got {token_id!r}", "prompt") from None
+
+
+def _derived_seed(seed: int, submission: int) -> int:
+    """A request's own seed from the engine's: runs repeat, and two requests of one run differ."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{submission}".encode(), digest_size=8).digest(), "big")
