@@ -10,51 +10,23 @@ import hashlib
 import operator
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from minillm.config import EngineConfig
 from minillm.errors import EngineDead, InvalidRequest
-from minillm.measure.metrics import RequestMetrics
 from minillm.measure.trace import Trace
-from minillm.request import (
-    CompletionOutput, FinishReason, Logprob, Request, RequestOutput, SamplingParams, StreamPiece,
-)
+from minillm.request import FinishReason, Request, SamplingParams, StreamPiece
 from minillm.runner import Runner
 from minillm.sample import SampledToken
 from minillm.schedule.plan import StepPlan
 from minillm.schedule.scheduler import Scheduler, SchedulerProtocol
-from minillm.text.detokenizer import Detokenizer
+from minillm.submission import Choice, Submission
 from minillm.text.tokenizer import Tokenizer
 
 # A thread that waits for its tokens while another drives the engine looks for them this often.
 _HANDOVER_S = 0.005
-
-
-@dataclass(slots=True)
-class Choice:
-    """One choice of a prompt: the scheduler's request beside the text that has come of it."""
-
-    request: Request
-    output: CompletionOutput
-    metrics: RequestMetrics
-    detokenizer: Detokenizer
-
-
-@dataclass(slots=True)
-class Submission:
-    """One prompt in flight. ``pieces`` holds what has been made and not yet taken, each with the time it was made."""
-
-    output: RequestOutput
-    choices: list[Choice]
-    pieces: deque[tuple[StreamPiece, float]] = field(default_factory=deque)
-
-    @property
-    def is_finished(self) -> bool:
-        """True once every choice has its finish reason."""
-        return all(choice.request.is_finished for choice in self.choices)
 
 
 @dataclass(slots=True)
@@ -81,7 +53,7 @@ class Engine:
         self.scheduler = scheduler or Scheduler(max_num_seqs=config.max_num_seqs)
         self.trace: Trace | None = None
         self._stats = EngineStats()
-        self._choices: dict[Request, tuple[Submission, Choice]] = {}
+        self._in_flight: dict[Request, tuple[Submission, Choice]] = {}
         self._lock = threading.RLock()
         self._num_submissions = 0
         self._closed = False
@@ -126,24 +98,14 @@ class Engine:
             seed = params.seed if params.seed is not None else _derived_seed(self.config.seed, self._num_submissions)
             self._num_submissions += 1
             limit = self.max_model_len if params.max_tokens is None else len(token_ids) + params.max_tokens
-            choices = [self._choice(Request(
+            submission = Submission.of([Request(
                 request_id=request_id, prompt_token_ids=tuple(token_ids), params=params, seed=seed, index=index,
                 max_total_tokens=min(limit, self.max_model_len), eos_token_ids=self.eos_token_ids, arrival_s=arrival_s,
-            )) for index in range(params.n)]
-            output = RequestOutput(request_id, prompt, token_ids, [choice.output for choice in choices],
-                                   [choice.metrics for choice in choices])
-            submission = Submission(output, choices)
-            for choice in choices:
-                self._choices[choice.request] = submission, choice
+            ) for index in range(params.n)], self.tokenizer, prompt)
+            for choice in submission.choices:
+                self._in_flight[choice.request] = submission, choice
                 self.scheduler.add(choice.request)
             return submission
-
-    def _choice(self, request: Request) -> Choice:
-        params = request.params
-        output = CompletionOutput(request.index, logprobs=None if params.logprobs is None else [])
-        metrics = RequestMetrics(arrival_s=request.arrival_s, num_prompt_tokens=len(request.prompt_token_ids))
-        detokenizer = Detokenizer(self.tokenizer, stop=params.stop, skip_special_tokens=params.skip_special_tokens)
-        return Choice(request, output, metrics, detokenizer)
 
     def cancel(self, *request_ids: str) -> None:
         """Cancel these requests (none named: all), in any state, any number of times, from any thread.
@@ -151,7 +113,7 @@ class Engine:
         What they held is free on return, text made so far stays in their outputs, and nobody else is touched.
         """
         with self._lock:
-            for request in [r for r in self._choices if not request_ids or r.request_id in request_ids]:
+            for request in [r for r in self._in_flight if not request_ids or r.request_id in request_ids]:
                 self.scheduler.finish(request, "cancelled")
                 self._deliver(request, None)
 
@@ -201,12 +163,9 @@ class Engine:
             if token.error:
                 self.scheduler.finish(item.request, "error", error=token.error)
         self._count(plan, start_s, end_s)
-        before = {item.request: item.request.num_known_tokens for item in plan.sampling}
         self.scheduler.commit(plan, [token.token_id for token in sampled])
         for item, token in zip(plan.sampling, sampled, strict=True):
-            grew = item.request.num_known_tokens > before[item.request]
-            self._choices[item.request][1].metrics.token_times_s += [end_s] * grew
-            self._deliver(item.request, token if grew else None)
+            self._deliver(item.request, None if token.error else token, end_s)
 
     def _count(self, plan: StepPlan, start_s: float, end_s: float) -> None:
         self._stats.num_steps += 1
@@ -230,45 +189,26 @@ class Engine:
 
     # ---- text out ----------------------------------------------------------------------------------------------
 
-    def _deliver(self, request: Request, token: SampledToken | None) -> None:
+    def _deliver(self, request: Request, token: SampledToken | None, time_s: float = 0.0) -> None:
         """Turn a request's new token into text and a piece; on its last, flush the text and free what it held."""
-        submission, choice = self._choices[request]
+        if request not in self._in_flight:  # cancelled since the step began
+            return
+        submission, choice = self._in_flight[request]
         start_s = time.perf_counter()
-        text = ""
-        if token is not None:
-            choice.output.token_ids.append(token.token_id)
-            if choice.output.logprobs is not None:
-                choice.output.logprobs.append(self._logprobs(token))
-            # An id that ended the request is counted, and is no part of the text.
-            ended_by_id = request.finish_reason == "stop"
-            text = "" if ended_by_id else choice.detokenizer.add([token.token_id])
-            if choice.detokenizer.stop_string is not None:
-                self.scheduler.finish(request, "stop")
-                request.finish_reason, request.stop_reason = "stop", choice.detokenizer.stop_string
+        text = "" if token is None else choice.add_token(token.token_id, token.logprobs, time_s)
+        if choice.stop_string is not None:
+            # It also wins over a "length" that the same token brought.
+            self.scheduler.finish(request, "stop")
+            request.finish_reason, request.stop_reason = "stop", choice.stop_string
         if request.is_finished:
-            text += choice.detokenizer.finish()
-            self._close_choice(choice)
-        choice.output.text += text
+            text += choice.close()
+            self.runner.attention.free(request)
+            del self._in_flight[request]
+            self._stats.num_finished[request.finish_reason] += 1
         end_s = time.perf_counter()
         self.span("detokenize", start_s, end_s, request)
         piece = StreamPiece(text, [] if token is None else [token.token_id], request.index, request.finish_reason)
         submission.pieces.append((piece, end_s))
-
-    def _close_choice(self, choice: Choice) -> None:
-        request, output, metrics = choice.request, choice.output, choice.metrics
-        del self._choices[request]
-        self.runner.attention.free(request)
-        output.finish_reason, output.stop_reason = request.finish_reason, request.stop_reason
-        output.error = request.error
-        metrics.admitted_s, metrics.finished_s = request.admitted_s, request.finished_s
-        metrics.num_cached_tokens, metrics.num_preemptions = request.num_cached_tokens, request.num_preemptions
-        self._stats.num_finished[request.finish_reason] += 1
-
-    def _logprobs(self, token: SampledToken) -> dict[int, Logprob]:
-        return {
-            token_id: Logprob(logprob, rank, self.tokenizer.token_bytes(token_id).decode("utf-8", "backslashreplace"))
-            for token_id, (logprob, rank) in (token.logprobs or {}).items()
-        }
 
     def score(self, token_ids: list[int]) -> list[float]:
         """See :meth:`Runner.score`; between steps, so that it may be called from any thread."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from minillm.attention.base import AttentionBackend
 from minillm.attention.torch_backend import ContiguousAttention
 from minillm.config import EngineConfig
-from minillm.engine import Engine, EngineStats, Submission, as_token_id
+from minillm.engine import Engine, EngineStats, as_token_id
 from minillm.errors import InvalidRequest, ModelError
 from minillm.measure.trace import Trace
 from minillm.model.config import load_config
@@ -24,6 +25,7 @@ from minillm.request import RequestOutput, SamplingParams, ScoreOutput, StreamPi
 from minillm.runner import Runner
 from minillm.sample import Sampler, SamplerProtocol
 from minillm.schedule.scheduler import SchedulerProtocol
+from minillm.submission import Submission
 from minillm.text.chat import encode_chat
 from minillm.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -79,29 +81,23 @@ class LLM:
         Raises:
             InvalidRequest: naming the first bad prompt's index; nothing has run then.
         """
-        arrival_s = time.perf_counter()
-        listed = [prompts] if _is_prompt(prompts) else list(prompts)
-        return self._run([(_text_of(prompt), prompt) for prompt in listed], params, arrival_s)
+        return self._run([prompts] if _is_prompt(prompts) else list(prompts), self._encode, params)
 
     def chat(self, messages: Sequence[Message] | Sequence[Sequence[Message]],
              params: SamplingParams | Sequence[SamplingParams] | None = None, *, add_generation_prompt: bool = True,
              continue_final_message: bool = False) -> list[RequestOutput]:
         """Answer a conversation, or several: messages ``{"role": ..., "content": ...}`` through the chat template."""
-        arrival_s = time.perf_counter()
         listed = [messages] if not messages or isinstance(messages[0], Mapping) else list(messages)
-        encoded = [encode_chat(self.tokenizer, conversation, add_generation_prompt=add_generation_prompt,
-                               continue_final_message=continue_final_message) for conversation in listed]
-        return self._run([(self.tokenizer.decode(ids), ids) for ids in encoded], params, arrival_s)
+        return self._run(listed, partial(self._encode_chat, add_generation_prompt=add_generation_prompt,
+                                         continue_final_message=continue_final_message), params)
 
     def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> Stream:
         """Text as it is made, for one prompt (text, ids, or the messages of a chat). ``close()`` cancels."""
+        is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
         arrival_s = time.perf_counter()
-        if not isinstance(prompt, str) and len(prompt) and isinstance(prompt[0], Mapping):
-            prompt = encode_chat(self.tokenizer, prompt)
-        ids, tokenized_s = self._encode(prompt), time.perf_counter()
-        submission = self.engine.submit(ids, params or SamplingParams(), prompt=_text_of(prompt), arrival_s=arrival_s)
-        self._trace_arrival(submission, arrival_s, arrival_s, tokenized_s)
-        return Stream(self.engine, submission)
+        text, ids = (self._encode_chat if is_chat else self._encode)(prompt)
+        return Stream(self.engine, self._submit(text, ids, params or SamplingParams(), arrival_s, arrival_s,
+                                                time.perf_counter()))
 
     def score(self, texts: Prompt | Sequence[Prompt]) -> list[ScoreOutput]:
         """The log-probability of each token of given texts under the raw model. Reads no prefix cache.
@@ -109,13 +105,14 @@ class LLM:
         Raises:
             InvalidRequest: naming the index of a text that is empty or longer than the context.
         """
-        encoded = []
+        encoded, most = [], self.engine.max_model_len
         for index, text in enumerate([texts] if _is_prompt(texts) else list(texts)):
-            ids = [as_token_id(token_id) for token_id in self._encode(text, index)]
-            if not 0 < len(ids) <= self.engine.max_model_len:
-                raise InvalidRequest(f"text {index} has {len(ids)} tokens, not 1 to {self.engine.max_model_len}", "prompt")
-            self.engine.check_ids("prompt", ids)
-            encoded.append(ids)
+            with _naming(f"text {index}"):
+                ids = [as_token_id(token_id) for token_id in self._encode(text)[1]]
+                self.engine.check_ids("prompt", ids)
+                if not 0 < len(ids) <= most:
+                    raise InvalidRequest(f"it has {len(ids)} tokens; at least 1 and at most {most} can be scored", "prompt")
+                encoded.append(ids)
         return [ScoreOutput(ids, [None, *self.engine.score(ids)]) for ids in encoded]
 
     def cancel(self, *request_ids: str) -> None:
@@ -150,32 +147,33 @@ class LLM:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _encode(self, prompt: Prompt, index: int | None = None) -> list[int]:
-        try:
-            return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        except (InvalidRequest, TypeError) as error:
-            where = "" if index is None else f"prompt {index}: "
-            raise InvalidRequest(f"{where}{error}", "prompt") from None
+    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt)
+        if not isinstance(prompt, Iterable):
+            raise InvalidRequest(f"a prompt is text or a list of token ids, got {prompt!r}", "prompt")
+        return None, list(prompt)
 
-    def _run(self, prompts: list[tuple[str | None, Prompt]], params: SamplingParams | Sequence[SamplingParams] | None,
-             arrival_s: float) -> list[RequestOutput]:
-        params = params or SamplingParams()
+    def _encode_chat(self, messages: Sequence[Message], **options: bool) -> tuple[str, list[int]]:
+        ids = encode_chat(self.tokenizer, messages, **options)
+        return self.tokenizer.decode(ids), ids
+
+    def _run(self, prompts: Sequence[Any], encode: Callable[[Any], tuple[str | None, list[int]]],
+             params: SamplingParams | Sequence[SamplingParams] | None) -> list[RequestOutput]:
+        """Encode and validate everything, and only then submit and drive it to the end."""
+        arrival_s, params = time.perf_counter(), params or SamplingParams()
         listed = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(listed) != len(prompts):
             raise InvalidRequest(f"{len(prompts)} prompts, {len(listed)} SamplingParams; give one, or as many", "params")
-        jobs = []
-        for index, ((text, prompt), own) in enumerate(zip(prompts, listed, strict=True)):
-            start_s = time.perf_counter()
-            ids, end_s = self._encode(prompt, index), time.perf_counter()
-            try:
-                jobs.append((text, self.engine.validate(ids, own), own, start_s, end_s))
-            except InvalidRequest as error:
-                raise InvalidRequest(f"prompt {index}: {error}", error.param) from None
+        jobs, start_s = [], arrival_s
+        for index, (prompt, own) in enumerate(zip(prompts, listed, strict=True)):
+            with _naming(f"prompt {index}"):
+                text, ids = encode(prompt)
+                jobs.append((text, self.engine.validate(ids, own), own, arrival_s, start_s, time.perf_counter()))
+                start_s = time.perf_counter()
         submissions: list[Submission] = []
         try:
-            for text, ids, own, start_s, end_s in jobs:
-                submissions.append(self.engine.submit(ids, own, prompt=text, arrival_s=arrival_s))
-                self._trace_arrival(submissions[-1], arrival_s, start_s, end_s)
+            submissions += (self._submit(*job) for job in jobs)
             for submission in submissions:
                 for _ in Stream(self.engine, submission):
                     pass
@@ -185,10 +183,13 @@ class LLM:
             raise
         return [submission.output for submission in submissions]
 
-    def _trace_arrival(self, submission: Submission, arrival_s: float, start_s: float, end_s: float) -> None:
-        request = submission.choices[0].request
-        self.engine.span("arrive", arrival_s, arrival_s, request)
-        self.engine.span("tokenize", start_s, end_s, request)
+    def _submit(self, text: str | None, ids: list[int], params: SamplingParams, arrival_s: float, start_s: float,
+                end_s: float) -> Submission:
+        """Submit a prompt whose tokenizing took from ``start_s`` to ``end_s``."""
+        submission = self.engine.submit(ids, params, prompt=text, arrival_s=arrival_s)
+        self.engine.span("arrive", arrival_s, arrival_s, submission.choices[0].request)
+        self.engine.span("tokenize", start_s, end_s, submission.choices[0].request)
+        return submission
 
 
 class Stream(Iterator[StreamPiece]):
@@ -231,8 +232,13 @@ def _is_prompt(value: object) -> bool:
     return isinstance(value, str) or (isinstance(value, Sequence) and len(value) > 0 and isinstance(value[0], int))
 
 
-def _text_of(prompt: Prompt) -> str | None:
-    return prompt if isinstance(prompt, str) else None
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Put ``what`` in front of an :class:`InvalidRequest`'s message."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{what}: {error}", error.param) from None
 
 
 def load_decoder(path: Path, *, dtype: str = "auto", device: str = "auto") -> Decoder:
