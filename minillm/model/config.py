@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
+
+from minillm.errors import ModelError
+from minillm.model.gguf_config import hf_config
+from minillm.model.gguf_file import GGUFFile, read_gguf
 
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 
@@ -60,3 +66,215 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
+
+
+# What transformers assumes when config.json leaves a key out, by model type: the models' own files rely on it.
+_QWEN = {"max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28}
+_MISTRAL = {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "bos_token_id": 1, "eos_token_id": 2}
+FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2},
+    "mistral": {**_MISTRAL, "sliding_window": 4096},
+    "mixtral": {**_MISTRAL, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "qwen2": {**_QWEN, "num_key_value_heads": 32},
+    "qwen3": {**_QWEN, "num_key_value_heads": 32, "head_dim": 128},
+    "qwen3_moe": {
+        **_QWEN, "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+        "decoder_sparse_step": 1, "norm_topk_prob": False,
+    },
+}
+# Keys that would change the arithmetic in ways this decoder does not have: anything but these values is refused.
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu", "swish"), "partial_rotary_factor": (None, 1), "attn_logit_softcapping": (None, 0),
+    "final_logit_softcapping": (None, 0), "quantization_config": (None,), "clip_qkv": (None,), "logit_scale": (None, 1),
+    "logits_scaling": (None, 1), "embedding_multiplier": (None, 1), "residual_multiplier": (None, 1),
+    "attention_multiplier": (None,), "query_pre_attn_scalar": (None,), "qk_layernorm": (None, False),
+    "attention_chunk_size": (None,), "no_rope_layers": (None, []), "num_shared_experts": (None, 0),
+}
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+ROPE_KEYS = {
+    "rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "low_freq_factor",
+    "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate",
+    "partial_rotary_factor", "finetuned",
+}
+
+
+def load_config(path: str | Path) -> ModelConfig:
+    """The config of a model on disk: a Hugging Face folder or a GGUF file.
+
+    Raises:
+        ModelError: no config there, or one that this decoder cannot follow exactly, naming the key.
+    """
+    path = Path(path)
+    if path.is_file():
+        return config_from_gguf(read_gguf(path))
+    config = read_json(path / "config.json")
+    if config is None:
+        raise ModelError(f"{path} holds no config.json; give a Hugging Face model folder or a .gguf file")
+    return config_from_hf(config, read_json(path / "generation_config.json"))
+
+
+def config_from_gguf(file: GGUFFile) -> ModelConfig:
+    """The config in a GGUF file's header. Errors: see :func:`load_config`."""
+    return config_from_hf(hf_config(file))
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file, or ``None`` where there is no such file; ``ModelError`` where it cannot be read."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {path}: {error}; fetch the model again") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} must hold a JSON object; fetch the model again")
+    return content
+
+
+def config_from_hf(config: dict[str, Any], generation: dict[str, Any] | None = None) -> ModelConfig:
+    """The config in a ``config.json``, with the ids that end a text from its ``generation_config.json`` too.
+
+    Raises:
+        ModelError: an unknown model type, activation or RoPE type, a missing key, heads that do not divide, or a
+            switch that changes the arithmetic and is not built: never a silent default.
+    """
+    given, family = config, config.get("model_type")
+    if family not in FAMILY_DEFAULTS:
+        raise ModelError(f"model_type {family!r} is not supported; known: {', '.join(FAMILY_DEFAULTS)}")
+    config = {**FAMILY_DEFAULTS[family], **given}
+    _refuse_unknown_switches(config, family)
+    for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
+        _whole_number(config, key)
+    num_heads = config["num_attention_heads"]
+    num_kv_heads = _whole_number(config, "num_key_value_heads", num_heads)
+    head_dim = _whole_number(config, "head_dim", config["hidden_size"] // num_heads)
+    if num_heads % num_kv_heads:
+        raise ModelError(f"num_attention_heads {num_heads} must be a multiple of num_key_value_heads {num_kv_heads}")
+    if head_dim % 2:
+        raise ModelError(f"head_dim {head_dim} must be even for rotary embeddings")
+    bias = bool(config.get("attention_bias")) and family in ("llama", "qwen3", "qwen3_moe")
+    return ModelConfig(
+        model_type=family,
+        vocab_size=config["vocab_size"],
+        hidden_size=config["hidden_size"],
+        intermediate_size=config["intermediate_size"],
+        num_layers=config["num_hidden_layers"],
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=_whole_number(config, "max_position_embeddings"),
+        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rope=_rope(config),
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+        qkv_bias=bias or family == "qwen2",
+        o_bias=bias,
+        mlp_bias=bool(config.get("mlp_bias")) and family == "llama",
+        qk_norm=family in ("qwen3", "qwen3_moe"),
+        sliding_window=_sliding_window(config, family),
+        **_experts(config, family),
+        **_special_ids(given, generation or {}, FAMILY_DEFAULTS[family]),
+        dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
+    )
+
+
+def _whole_number(config: dict[str, Any], key: str, default: int | None = None) -> int:
+    value = config.get(key)
+    value = default if value is None else value
+    if value is None:
+        raise ModelError(f"the model's config lacks {key!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ModelError(f"the model's config has {key} = {value!r}; it must be a whole number of at least 1")
+    return value
+
+
+def _refuse_unknown_switches(config: dict[str, Any], family: str) -> None:
+    for key, neutral in NEUTRAL_VALUES.items():
+        if key in config and config[key] not in neutral:
+            raise ModelError(f"{family} with {key} = {config[key]!r} is not supported (only {neutral[-1]!r} is)")
+    if family == "llama" and config.get("sliding_window") is not None:
+        raise ModelError("llama with a sliding_window is not supported; such models have model_type 'mistral'")
+
+
+def _rope(config: dict[str, Any]) -> RopeConfig:
+    """RoPE parameters, wherever the config holds them: ``rope_scaling``, ``rope_parameters`` or the top level."""
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    unknown = sorted(set(scaling) - ROPE_KEYS)
+    if unknown:
+        raise ModelError(f"RoPE parameter {unknown[0]!r} is not supported; known: {', '.join(sorted(ROPE_KEYS))}")
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind not in ROPE_TYPES:
+        raise ModelError(f"RoPE type {kind!r} is not supported; known: {', '.join(ROPE_TYPES)}")
+    if scaling.get("partial_rotary_factor") not in (None, 1):
+        raise ModelError(f"partial_rotary_factor = {scaling['partial_rotary_factor']} is not supported (only 1 is)")
+    theta = scaling.get("rope_theta", config.get("rope_theta", 10_000.0))
+    if kind == "default":
+        return RopeConfig(theta=float(theta))
+    options = {name: scaling[name] for name in RopeConfig.__dataclass_fields__ if scaling.get(name) is not None}
+    limit = config["max_position_embeddings"]
+    if kind in ("llama3", "yarn"):
+        original = config.get("original_max_position_embeddings") or options.get("original_max_position_embeddings")
+        options["original_max_position_embeddings"] = original or limit
+        if kind == "yarn":
+            options.setdefault("factor", limit / options["original_max_position_embeddings"])
+    needed = ("factor", "low_freq_factor", "high_freq_factor") if kind == "llama3" else ("factor",)
+    for name in needed:
+        if name not in options:
+            raise ModelError(f"RoPE type {kind!r} needs {name!r} in rope_scaling or rope_parameters")
+    options.pop("type", None)
+    return RopeConfig(theta=float(theta), type=kind, **options)
+
+
+def _sliding_window(config: dict[str, Any], family: str) -> tuple[int | None, ...]:
+    """One window (in tokens) or ``None`` a layer."""
+    num_layers, window = config["num_hidden_layers"], config.get("sliding_window")
+    if family.startswith("qwen") and not config.get("use_sliding_window"):
+        window = None
+    if window is None or family == "llama":
+        return (None,) * num_layers
+    kinds = config.get("layer_types")
+    if family in ("qwen2", "qwen3"):
+        full = config["max_window_layers"]
+        kinds = kinds or ["full_attention" if layer < full else "sliding_attention" for layer in range(num_layers)]
+    kinds = kinds or ["sliding_attention"] * num_layers
+    uniform = family not in ("qwen2", "qwen3")
+    if len(kinds) != num_layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
+        raise ModelError(f"layer_types must name full_attention or sliding_attention for each of {num_layers} layers")
+    if uniform and "full_attention" in kinds:
+        raise ModelError(f"{family} with layer_types that mix full and sliding attention is not supported")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _experts(config: dict[str, Any], family: str) -> dict[str, Any]:
+    """The fields of :class:`ModelConfig` that describe a mixture of experts; nothing for a dense model."""
+    num_layers = config["num_hidden_layers"]
+    if family not in ("mixtral", "qwen3_moe"):
+        return {"sparse_layers": (False,) * num_layers}
+    mixtral = family == "mixtral"
+    num_experts = _whole_number(config, "num_local_experts" if config.get("num_local_experts") else "num_experts")
+    per_token = _whole_number(config, "num_experts_per_tok")
+    if per_token > num_experts:
+        raise ModelError(f"num_experts_per_tok {per_token} must be at most the number of experts, {num_experts}")
+    dense = () if mixtral else config.get("mlp_only_layers") or ()
+    step = 1 if mixtral else _whole_number(config, "decoder_sparse_step")
+    return {
+        "sparse_layers": tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers)),
+        "num_experts": num_experts,
+        "num_experts_per_token": per_token,
+        "moe_intermediate_size": _whole_number(config, "intermediate_size" if mixtral else "moe_intermediate_size"),
+        "norm_topk_prob": mixtral or bool(config["norm_topk_prob"]),
+    }
+
+
+def _special_ids(config: dict[str, Any], generation: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """BOS, and every EOS id of both files; the family's default where neither file names one."""
+    bos = config.get("bos_token_id", generation.get("bos_token_id", defaults.get("bos_token_id")))
+    sources = [source["eos_token_id"] for source in (config, generation) if "eos_token_id" in source]
+    ids: list[int] = []
+    for source in sources or [defaults.get("eos_token_id")]:
+        ids += source if isinstance(source, list) else [] if source is None else [source]
+    # An id outside the vocabulary can never be sampled; some configs write -1 for "none".
+    vocab_size = config["vocab_size"]
+    return {
+        "bos_token_id": bos if isinstance(bos, int) and 0 <= bos < vocab_size else None,
+        "eos_token_ids": tuple(dict.fromkeys(i for i in ids if 0 <= i < vocab_size)),
+    }
