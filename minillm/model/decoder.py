@@ -1,0 +1,116 @@
+"""The decoder: token ids and positions in, logits out. One class for every family; a family is a config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from minillm.attention.base import AttentionBackend, StepTensors
+from minillm.model.config import ModelConfig
+from minillm.model.experts import Experts
+from minillm.model.layers import MLP, Attention, RMSNorm, WeightReader
+from minillm.model.linear import make_linear
+from minillm.model.rope import RotaryEmbedding
+
+
+class DecoderLayer:
+    """Attention, then an MLP; each reads a normed copy of the hidden state and adds its result to it.
+
+        hidden ──┬─ norm ─ attention ─ + ──┬─ norm ─ MLP or experts ─ + ── hidden
+                 └─────────────────────┘   └──────────────────────────┘
+    """
+
+    def __init__(self, layer: int, config: ModelConfig, reader: WeightReader):
+        prefix, size = f"layers.{layer}", config.hidden_size
+        sparse = bool(config.sparse_layers) and config.sparse_layers[layer]
+        self.attention_norm = RMSNorm(reader.vector(f"{prefix}.input_layernorm.weight", size), config.rms_norm_eps)
+        self.attention = Attention(layer, config, reader)
+        self.mlp_norm = RMSNorm(reader.vector(f"{prefix}.post_attention_layernorm.weight", size), config.rms_norm_eps)
+        self.mlp = (Experts if sparse else MLP)(layer, config, reader)
+        norm_bytes = self.attention_norm.num_bytes + self.mlp_norm.num_bytes
+        self.num_bytes = self.attention.num_bytes + self.mlp.num_bytes + norm_bytes
+        self.bytes_read = self.attention.bytes_read + self.mlp.bytes_read + norm_bytes
+
+    def __call__(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], step: StepTensors,
+                 attention: AttentionBackend) -> Tensor:
+        """``hidden`` ``[T, hidden]``, changed in place."""
+        hidden += self.attention(self.attention_norm(hidden), rotation, step, attention)
+        hidden += self.mlp(self.mlp_norm(hidden))
+        return hidden
+
+
+class Decoder:
+    """A decoder-only transformer with its weights.
+
+    ``dtype`` and ``device`` are those of activations. ``num_bytes`` are the bytes of weights held, shared storage
+    counted once. ``bytes_read_per_step`` are those that a step of one token reads: of the input embedding one row,
+    which doesn't count, but all of the head.
+    """
+
+    def __init__(self, config: ModelConfig, reader: WeightReader):
+        self.config, self.device, self.dtype = config, reader.device, reader.activations
+        table = reader.take("embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self.rope = RotaryEmbedding(config, self.device)
+        self.layers = [DecoderLayer(layer, config, reader) for layer in range(config.num_layers)]
+        self.norm = RMSNorm(reader.vector("norm.weight", config.hidden_size), config.rms_norm_eps)
+        if config.tie_word_embeddings:
+            self.head = make_linear(table, None, dtype=reader.dtype, device=self.device)
+        else:
+            self.head = reader.linear(["lm_head"], [config.vocab_size], config.hidden_size)
+        self.embedding = self._embedding_table(table)
+        reader.finish()
+
+    @classmethod
+    def from_weights(cls, config: ModelConfig, weights: Mapping[str, Tensor], *, dtype: str = "float32",
+                     device: str | torch.device = "cpu") -> Decoder:
+        """The decoder of ``config`` with ``weights`` under their canonical names; a ``dict`` is emptied on the way.
+
+        ``dtype``: ``"auto"``, ``"float32"``, ``"float64"``, ``"bfloat16"`` or ``"float16"``, as in ``EngineConfig``.
+
+        Raises:
+            ModelError: naming a weight that is missing, left over or of the wrong shape, or an unknown RoPE type.
+        """
+        with torch.inference_mode():
+            return cls(config, WeightReader(weights, dtype=dtype, device=torch.device(device)))
+
+    def _embedding_table(self, table: Tensor) -> Tensor:
+        """``table`` in the type of its activations, or in float16 beside a tied head that keeps float16; the head's
+        own tensor where that is plain."""
+        if self.config.tie_word_embeddings and self.head.kernel == "dense":
+            return self.head.weight
+        narrow = self.config.tie_word_embeddings and self.head.kernel == "fbgemm-fp16"
+        return table.to(self.device, torch.float16 if narrow else self.dtype)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all weights held; a tensor that embedding and head share counts once."""
+        shared = self.head.kernel == "dense" and self.head.weight is self.embedding
+        return self._layer_and_norm_bytes("num_bytes") + self.head.num_bytes + (0 if shared else self.embedding.nbytes)
+
+    @property
+    def bytes_read_per_step(self) -> int:
+        """Bytes of weights that a decode step of one token reads."""
+        return self._layer_and_norm_bytes("bytes_read") + self.head.bytes_read
+
+    def _layer_and_norm_bytes(self, kind: str) -> int:
+        return sum(getattr(layer, kind) for layer in self.layers) + self.norm.num_bytes
+
+    @torch.inference_mode()
+    def hidden(self, step: StepTensors, attention: AttentionBackend) -> Tensor:
+        """The last hidden state of each row, after the final norm: ``[T, hidden]``."""
+        hidden = embedding(step.token_ids, self.embedding).to(self.dtype)
+        rotation = self.rope(step, self.dtype)
+        for layer in self.layers:
+            hidden = layer(hidden, rotation, step, attention)
+        return self.norm(hidden)
+
+    @torch.inference_mode()
+    def forward(self, step: StepTensors, attention: AttentionBackend) -> Tensor:
+        """Logits ``[S, vocab_size]`` of ``step.logit_rows`` alone, in float32 (float64 for a float64 model)."""
+        rows = self.hidden(step, attention)[step.logit_rows]
+        return self.head(rows).to(torch.promote_types(self.dtype, torch.float32))
+
+    __call__ = forward

@@ -1,0 +1,52 @@
+"""Mixture of experts: many MLPs a layer, a few of which each token visits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from minillm.model.config import ModelConfig
+from minillm.model.layers import WeightReader, gated
+from minillm.model.linear import make_linear
+
+
+class Experts:
+    """A router picks ``num_experts_per_token`` MLPs for each token; their outputs are added up by its weights.
+
+    Sources: Shazeer et al. 2017 (arXiv:1701.06538); Mixtral (Jiang et al. 2024, arXiv:2401.04088), which scales the
+    picked weights to sum 1, as Qwen3-MoE does with ``norm_topk_prob``.
+    """
+
+    def __init__(self, layer: int, config: ModelConfig, reader: WeightReader):
+        prefix, count = f"layers.{layer}.mlp", config.num_experts
+        inner, size = config.moe_intermediate_size, config.hidden_size
+        self.top_k, self.normalize = config.num_experts_per_token, config.norm_topk_prob
+        self.router = reader.linear([f"{prefix}.router"], [count], size)
+        gate_up = torch.cat([reader.take(f"{prefix}.experts.{name}_proj", count, inner, size)
+                             for name in ("gate", "up")], 1)
+        down = reader.take(f"{prefix}.experts.down_proj", count, size, inner)
+        kernel = {"dtype": reader.dtype, "device": reader.device}
+        self.experts = [(make_linear(gate_up[i], None, **kernel), make_linear(down[i], None, **kernel))
+                        for i in range(count)]
+        self.num_bytes = self.router.num_bytes + sum(up.num_bytes + down.num_bytes for up, down in self.experts)
+        expert_bytes = sum(linear.bytes_read for linear in self.experts[0])
+        self.bytes_read = self.router.bytes_read + self.top_k * expert_bytes  # for one token
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """``[T, hidden]`` to ``[T, hidden]``. Each expert that any row picked runs once, for its rows."""
+        weights, picked = self.route(hidden)
+        output = torch.zeros_like(hidden)
+        for expert in picked.unique().tolist():
+            rows, slots = torch.where(picked == expert)
+            result = gated(hidden[rows], *self.experts[expert])
+            output.index_add_(0, rows, result * weights[rows, slots].unsqueeze(-1))
+        return output
+
+    def route(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The weight and the index of each expert a row visits: two ``[T, num_experts_per_token]``."""
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        probabilities = self.router(hidden).softmax(-1, dtype=wide)
+        weights, picked = probabilities.topk(self.top_k, -1)
+        if self.normalize:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return weights.to(hidden.dtype), picked

@@ -1,0 +1,134 @@
+"""The parts a decoder layer is made of: reading weights, RMS norm, attention and the MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.functional import rms_norm, silu
+
+from minillm.attention.base import AttentionBackend, StepTensors
+from minillm.errors import ModelError
+from minillm.model.config import ModelConfig
+from minillm.model.linear import Linear, activation_dtype, make_linear
+from minillm.model.rope import rotate
+
+
+class WeightReader:
+    """Hands out weights by name, once each, with their shapes checked; linear layers in the kernel of the device.
+
+    Weights leave the mapping when they are taken (if it is a ``dict``), so that a model is never held twice.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], *, dtype: str, device: torch.device):
+        self.weights = weights if isinstance(weights, dict) else dict(weights)
+        self.dtype, self.device = dtype, device
+        self.activations = activation_dtype(dtype, device)
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """The weight ``name``, as it was stored.
+
+        Raises:
+            ModelError: when it is missing, or its shape is not ``shape``.
+        """
+        if name not in self.weights:
+            raise ModelError(f"the model's files hold no tensor {name!r}, which its config asks for")
+        weight = self.weights.pop(name)
+        if tuple(weight.shape) != shape:
+            raise ModelError(f"tensor {name!r} has shape {tuple(weight.shape)}, but the config asks for {shape}")
+        return weight
+
+    def vector(self, name: str, size: int) -> Tensor:
+        """A norm's weight ``[size]`` in the type of activations."""
+        return self.take(name, size).to(self.device, self.activations)
+
+    def linear(self, names: list[str], sizes: list[int], num_inputs: int, *, bias: bool = False) -> Linear:
+        """One linear layer that computes those of ``names`` (with ``sizes`` outputs each) behind one another."""
+        weight = _join([self.take(f"{name}.weight", size, num_inputs) for name, size in zip(names, sizes, strict=True)])
+        terms = _join([self.take(f"{name}.bias", size) for name, size in zip(names, sizes)]) if bias else None
+        return make_linear(weight, terms, dtype=self.dtype, device=self.device)
+
+    def finish(self) -> None:
+        """Raise :class:`ModelError` if a weight was never asked for."""
+        if self.weights:
+            extra = ", ".join(sorted(self.weights)[:5])
+            raise ModelError(f"{len(self.weights)} tensors in the model's files have no use in its config: {extra}")
+
+
+def _join(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+class RMSNorm:
+    """Scale rows to root mean square 1, then by a learned weight (Zhang and Sennrich 2019, arXiv:1910.07467).
+
+    16-bit rows are summed in float32 inside the operator.
+    """
+
+    def __init__(self, weight: Tensor, epsilon: float):
+        self.weight, self.epsilon = weight, epsilon
+        self.shape = tuple(weight.shape)
+        self.num_bytes = weight.nbytes
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """``[T, size]`` to ``[T, size]``."""
+        return rms_norm(hidden, self.shape, self.weight, self.epsilon)
+
+
+class Attention:
+    """Queries, keys and values from one linear layer; rotate; attend; project back.
+
+        hidden [T, hidden] -> qkv [T, heads + 2 * kv_heads, head_dim] = | query heads | key heads | value heads |
+    """
+
+    def __init__(self, layer: int, config: ModelConfig, reader: WeightReader):
+        self.layer, self.config = layer, config
+        prefix = f"layers.{layer}.self_attn"
+        query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.qkv = reader.linear(
+            [f"{prefix}.q_proj", f"{prefix}.k_proj", f"{prefix}.v_proj"], [query_size, kv_size, kv_size],
+            config.hidden_size, bias=config.qkv_bias,
+        )
+        self.output = reader.linear([f"{prefix}.o_proj"], [config.hidden_size], query_size, bias=config.o_bias)
+        self.qk_norm = None
+        if config.qk_norm:
+            query, key = (reader.vector(f"{prefix}.{name}_norm.weight", config.head_dim) for name in "qk")
+            self.qk_norm = torch.cat((query.expand(config.num_heads, -1), key.expand(config.num_kv_heads, -1)))
+        norm_bytes = 0 if self.qk_norm is None else self.qk_norm.nbytes
+        self.num_bytes = self.qkv.num_bytes + self.output.num_bytes + norm_bytes
+        self.bytes_read = self.qkv.bytes_read + self.output.bytes_read + norm_bytes
+
+    def __call__(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], step: StepTensors,
+                 attention: AttentionBackend) -> Tensor:
+        """``[T, hidden]`` to ``[T, hidden]``."""
+        config = self.config
+        qkv = self.qkv(hidden).view(len(hidden), -1, config.head_dim)
+        query_key, value = qkv.tensor_split((config.num_heads + config.num_kv_heads,), 1)
+        if self.qk_norm is not None:
+            query_key = rms_norm(query_key, (config.head_dim,), None, config.rms_norm_eps) * self.qk_norm
+        query, key = rotate(query_key, *rotation).tensor_split((config.num_heads,), 1)
+        attention.write(self.layer, key, value, step)
+        return self.output(attention.attend(self.layer, query, step).reshape(len(hidden), -1))
+
+
+class MLP:
+    """``down(silu(gate(x)) * up(x))`` (SwiGLU, Shazeer 2020, arXiv:2002.05202), gate and up in one linear layer."""
+
+    def __init__(self, layer: int, config: ModelConfig, reader: WeightReader):
+        prefix, inner = f"layers.{layer}.mlp", config.intermediate_size
+        names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
+        self.gate_up = reader.linear(names, [inner, inner], config.hidden_size, bias=config.mlp_bias)
+        self.down = reader.linear([f"{prefix}.down_proj"], [config.hidden_size], inner, bias=config.mlp_bias)
+        self.num_bytes = self.gate_up.num_bytes + self.down.num_bytes
+        self.bytes_read = self.gate_up.bytes_read + self.down.bytes_read
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """``[T, hidden]`` to ``[T, hidden]``."""
+        return gated(hidden, self.gate_up, self.down)
+
+
+def gated(hidden: Tensor, gate_up: Linear, down: Linear) -> Tensor:
+    """The gated MLP of ``gate_up`` and ``down``, ``[T, hidden]`` to ``[T, hidden]``."""
+    gate, up = gate_up(hidden).chunk(2, -1)
+    return down(silu(gate).mul_(up))
