@@ -1,0 +1,152 @@
+"""Timing done right, and the machine card measured with it. (The one module of this room that imports torch.)
+
+The rules: warm up first (allocation, code paths, clocks); wait for the device before the clock starts and before it
+stops; repeat; report the median and the spread, never the best or a single run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from minillm.measure.card import MachineCard
+from minillm.measure.distribution import Spread
+from minillm.measure.results import cpu_model, package_versions
+
+_MIN_BUFFER, _DEFAULT_CACHE = 256 * 2**20, 64 * 2**20
+
+
+def synchronize(device: str) -> None:
+    """Wait until the device has done all it was given; a CPU always has."""
+    kind = torch.device(device).type
+    if kind == "cuda":
+        torch.cuda.synchronize(device)
+    elif kind == "mps":
+        torch.mps.synchronize()
+
+
+def time_repeated(work: Callable[[], object], device: str = "cpu", seconds: float = 1.0, min_rounds: int = 5,
+                  warmup: int = 2) -> list[float]:
+    """Seconds of each of at least ``min_rounds`` calls of ``work``, repeated until ``seconds`` have passed."""
+    for _ in range(warmup):
+        work()
+    synchronize(device)
+    samples: list[float] = []
+    end_s = time.perf_counter() + seconds
+    while len(samples) < min_rounds or time.perf_counter() < end_s:
+        start_s = time.perf_counter()
+        work()
+        synchronize(device)
+        samples.append(time.perf_counter() - start_s)
+    return samples
+
+
+def resolve_device(device: str = "auto") -> str:
+    """``"auto"`` as ``"cuda"``, then ``"mps"``, then ``"cpu"``, by what is there; anything else as it is."""
+    if device != "auto":
+        return device
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def current_card(device: str = "auto", *, measure: bool = True) -> MachineCard | None:
+    """The saved card if it still holds for this device, thread count and torch; else a new one, measured and saved
+    (about ten seconds), or ``None`` with ``measure=False``."""
+    device = resolve_device(device)
+    card = MachineCard.load()
+    if card and not card.stale(device=device, num_threads=torch.get_num_threads(), torch_version=torch.__version__):
+        return card
+    if not measure:
+        return None
+    card = measure_card(device)
+    card.save()
+    return card
+
+
+def measure_card(device: str = "auto", seconds: float = 6.0) -> MachineCard:
+    """Measure this machine in about ``seconds`` (and a second or two to set up)."""
+    device = resolve_device(device)
+    cache_bytes = last_level_cache_bytes(device)
+    buffer_bytes = _buffer_bytes(device, cache_bytes)
+    read_rate, read_noise = _measure_read(device, buffer_bytes, seconds * 0.4)
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    matmuls = {str(dtype).removeprefix("torch."): _measure_matmul(device, dtype, seconds * 0.15) for dtype in dtypes}
+    overhead_s = _measure_overhead(device, seconds * 0.1)
+    return MachineCard(
+        device=device, device_name=torch.cuda.get_device_name(device) if "cuda" in device else cpu_model(),
+        num_threads=torch.get_num_threads(), read_bytes_per_s=read_rate,
+        flops_per_s={name: rate for name, (rate, _) in matmuls.items()}, operator_overhead_s=overhead_s,
+        noise=max(read_noise, *(noise for _, noise in matmuls.values())), buffer_bytes=buffer_bytes,
+        cache_bytes=cache_bytes, versions=package_versions() | {"torch": torch.__version__},
+    )
+
+
+def _measure_read(device: str, num_bytes: int, seconds: float) -> tuple[float, float]:
+    """Bytes read per second and its noise: the faster of two readers that touch each byte of the buffer once and
+    write next to nothing: a matrix times a vector (what decoding does), and a sum of whole numbers."""
+    width = 4096
+    matrix = torch.ones(num_bytes // (4 * width), width, device=device)
+    vector = torch.ones(width, device=device)
+    integers = matrix.view(torch.int64)
+    readers = [lambda: torch.mv(matrix, vector), lambda: torch.sum(integers)]
+    spreads = [Spread.of(time_repeated(reader, device, seconds / len(readers))) for reader in readers]
+    best = min(spreads, key=lambda spread: spread.median)
+    return matrix.numel() * 4 / best.median, best.relative
+
+
+def _measure_matmul(device: str, dtype: torch.dtype, seconds: float) -> tuple[float, float]:
+    """FLOPs per second and noise of a square matmul, as large as lets it repeat at least 8 times in ``seconds``."""
+    size = 1024 if device == "cpu" else 8192
+    while True:
+        left, right = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+        trial_s = min(time_repeated(lambda: left @ right, device, 0, min_rounds=1, warmup=1))
+        if trial_s * 8 <= seconds or size <= 128:
+            break
+        size //= 2
+    spread = Spread.of(time_repeated(lambda: left @ right, device, seconds))
+    return 2 * size**3 / spread.median, spread.relative
+
+
+def _measure_overhead(device: str, seconds: float) -> float:
+    """Seconds a call of an addition of four numbers, issued in a row and waited for once."""
+    calls = 1000
+    left, right = (torch.ones(4, device=device) for _ in range(2))
+
+    def many_calls() -> None:
+        for _ in range(calls):
+            torch.add(left, right)
+
+    return Spread.of(time_repeated(many_calls, device, seconds)).median / calls
+
+
+def last_level_cache_bytes(device: str = "cpu") -> int:
+    """Size of the largest cache as the system reports it; 0 where it does not."""
+    if torch.device(device).type == "cuda":
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    sizes = [0]
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        match = re.fullmatch(r"(\d+)([KMG]?)", path.read_text().strip())
+        if match:
+            sizes.append(int(match.group(1)) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[match.group(2)])
+    return max(sizes)
+
+
+def _buffer_bytes(device: str, cache_bytes: int) -> int:
+    """Four times the cache, so that little of one pass is left in it for the next; at most a quarter of free memory."""
+    wanted = max(4 * (cache_bytes or _DEFAULT_CACHE), _MIN_BUFFER)
+    return min(wanted, max(_free_bytes(device) // 4, 2**20))
+
+
+def _free_bytes(device: str) -> int:
+    if torch.device(device).type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # not told here (macOS, Windows): small enough for any machine
+        return 4 * 2**30

@@ -1,0 +1,84 @@
+"""The machine card: what this machine can do at best, measured once and kept. No torch.
+
+Every estimate starts from it: bytes / read bandwidth, FLOPs / FLOP rate, operators x overhead. It is measured by
+:func:`minillm.measure.bench.measure_card`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from minillm.measure.results import now, read_strict_json, write_atomically
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineCard:
+    """Ceilings of one device.
+
+    Args:
+        device: ``"cpu"``, ``"cuda"`` or ``"mps"``; ``device_name`` is the product.
+        num_threads: CPU threads torch computes with.
+        read_bytes_per_s: memory read in a stream, of a buffer far larger than the last cache (``buffer_bytes``).
+        flops_per_s: large square matmul by dtype name, a multiply and an add counted as two.
+        operator_overhead_s: time per call of an operator that has next to nothing to compute.
+        noise: relative spread (interquartile range over median) of the same work repeated; a difference of two single
+            measurements below about twice that says nothing.
+        cache_bytes: the last-level cache as the system reports it; 0 where it does not.
+    """
+
+    device: str
+    device_name: str
+    num_threads: int
+    read_bytes_per_s: float
+    flops_per_s: dict[str, float]
+    operator_overhead_s: float
+    noise: float
+    buffer_bytes: int
+    cache_bytes: int = 0
+    versions: dict[str, str] = field(default_factory=dict)
+    measured_at: str = field(default_factory=now)
+
+    def save(self, path: str | Path | None = None) -> Path:
+        """Write the card as JSON (default: :func:`card_path`); returns where."""
+        path = Path(path) if path else card_path()
+        write_atomically(path, json.dumps(asdict(self), indent=1, allow_nan=False) + "\n")
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path | None = None) -> MachineCard | None:
+        """The saved card; ``None`` when there is none, or none that can be read (measure again)."""
+        try:
+            return cls(**read_strict_json(path or card_path()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def stale(self, *, device: str, num_threads: int, torch_version: str) -> str | None:
+        """Why the card no longer holds, in words; ``None`` while it does."""
+        pairs = {
+            "device": (self.device, device),
+            "number of threads": (self.num_threads, num_threads),
+            "torch version": (self.versions.get("torch"), torch_version),
+        }
+        changes = [f"{name} was {was} and is {now_is}" for name, (was, now_is) in pairs.items() if was != now_is]
+        return "; ".join(changes) or None
+
+    def describe(self) -> str:
+        """The card in a few lines."""
+        rates = ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in self.flops_per_s.items())
+        return "\n".join([
+            f"machine card: {self.device_name} ({self.device}, {self.num_threads} threads), {self.measured_at}",
+            f"  reads memory at   {self.read_bytes_per_s / 1e9:,.1f} GB/s  "
+            f"(buffer {self.buffer_bytes / 1e6:,.0f} MB, last-level cache {self.cache_bytes / 1e6:,.0f} MB)",
+            f"  multiplies at     {rates} GFLOP/s",
+            f"  operator overhead {self.operator_overhead_s * 1e6:.2f} µs a call",
+            f"  noise             {self.noise:.0%} (middle half of repeated runs)",
+        ])
+
+
+def card_path() -> Path:
+    """Where the card is kept: ``card.json`` in the cache folder."""
+    from minillm.model.hub import cache_dir
+
+    return cache_dir() / "card.json"

@@ -1,0 +1,97 @@
+"""Where a request's time went: spans by stage, and their export for Chrome's and Perfetto's trace viewers. No torch.
+
+    arrive   the request is checked and given its place
+    tokenize prompt text (and chat template) to token ids
+    queue    ready, waiting to be admitted into a step
+    prefill  forward pass over prompt tokens (a chunk of them is a span of its own)
+    decode   forward pass over one token that was generated before; one span a step
+    sample   logits to the next token id
+    detokenize  token ids to text, stop strings looked for
+    deliver  the piece of text is handed to the caller, until the caller has taken it
+
+Spans of one request don't overlap, so their seconds add up; what is missing to its end-to-end time is the engine's own
+bookkeeping. In a batch, one step is a span of every request in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+STAGES = ("arrive", "tokenize", "queue", "prefill", "decode", "sample", "detokenize", "deliver")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One stage of one choice of one request, in seconds of the engine's clock (``time.perf_counter()``)."""
+
+    stage: str
+    start_s: float
+    end_s: float
+    request_id: str
+    index: int = 0
+    args: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def duration_s(self) -> float:
+        """Length of the span."""
+        return self.end_s - self.start_s
+
+
+class Trace:
+    """A growing list of spans. ``add`` may be called from several threads (a list's append is atomic)."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    def add(self, stage: str, start_s: float, end_s: float, *, request_id: str, index: int = 0, **args: Any) -> None:
+        """Record a span; ``args`` (JSON values, such as ``num_tokens=12``) are shown by the viewer.
+
+        Raises:
+            ValueError: a stage that is not one of :data:`STAGES`, or an end before the start.
+        """
+        if stage not in STAGES:
+            raise ValueError(f"unknown stage {stage!r}; the stages are {', '.join(STAGES)}")
+        if not end_s >= start_s:
+            raise ValueError(f"a span must not end before it starts, got {start_s!r} to {end_s!r}")
+        self.spans.append(Span(stage, start_s, end_s, request_id, index, args))
+
+    def by_stage(self, request_id: str | None = None) -> dict[str, float]:
+        """Seconds in each stage that occurred, in the order of :data:`STAGES`; of one request, or of all."""
+        totals = dict.fromkeys(STAGES, 0.0)
+        seen = set()
+        for span in self.spans:
+            if request_id in (None, span.request_id):
+                totals[span.stage] += span.duration_s
+                seen.add(span.stage)
+        return {stage: seconds for stage, seconds in totals.items() if stage in seen}
+
+    def to_chrome(self) -> dict[str, Any]:
+        """The trace in Chrome's JSON format: a complete event ("X") a span, microseconds from the first span on, and
+        one row (thread) a choice of a request. Source: "Trace Event Format" of the Chromium project."""
+        origin_s = min((span.start_s for span in self.spans), default=0.0)
+        rows: dict[tuple[str, int], int] = {}
+        events = []
+        for span in self.spans:
+            row = rows.setdefault((span.request_id, span.index), len(rows) + 1)
+            events.append({
+                "name": span.stage, "cat": "request", "ph": "X", "pid": 1, "tid": row, "args": dict(span.args),
+                "ts": (span.start_s - origin_s) * 1e6, "dur": span.duration_s * 1e6,
+            })
+        names = [_row_name(row, f"request {request_id}" + (f" choice {index}" if index else ""))
+                 for (request_id, index), row in rows.items()]
+        return {"traceEvents": names + events, "displayTimeUnit": "ms"}
+
+    def save(self, path: str | Path) -> Path:
+        """Write :meth:`to_chrome` as JSON to ``path``; open it at ui.perfetto.dev or chrome://tracing."""
+        path = Path(path)
+        path.write_text(json.dumps(self.to_chrome(), allow_nan=False), encoding="utf-8")
+        return path
+
+
+def _row_name(row: int, name: str) -> dict[str, Any]:
+    return {"name": "thread_name", "ph": "M", "pid": 1, "tid": row, "args": {"name": name}}
