@@ -58,7 +58,7 @@ class GGUFFile:
                 raise ModelError(f"{self.path} ends within tensor {name!r}: the file is cut short; fetch it again")
             raw = np.memmap(self.path, np.uint8, "r", offset=start, shape=(num_bytes,))
             rows = raw.reshape(*tensor.shape[:-1], tensor.shape[-1] // block_elements * block_bytes)
-            return np.array(quants.dequantize(rows, kind), np.float32).reshape(tensor.shape)
+            return np.require(quants.dequantize(rows, kind), np.float32, ["C", "W"]).reshape(tensor.shape)
         except (ValueError, KeyError, NotImplementedError) as error:
             raise ModelError(
                 f"{self.path}: tensor {name!r} has type {tensor.type}, which the gguf package cannot dequantize "

