@@ -203,6 +203,14 @@ def test_only_the_asked_rows_get_logits() -> None:
     torch.testing.assert_close(model.forward(some, UncachedAttention(model.config)), rows, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16"])
+def test_a_step_that_samples_nothing_gives_no_logits(dtype: str) -> None:
+    """A middle chunk of a prompt asks for none: an empty matrix, in every kernel."""
+    model = decoder_of(make_oracle("llama2", "small"), dtype=dtype)
+    step = StepTensors.of([prompt(5)], [0], ["a"], logits_for=[False])
+    assert model.forward(step, contiguous(model)).shape == (0, VOCAB)
+
+
 def test_a_missing_an_extra_and_a_misshapen_weight_are_named() -> None:
     """M04 (decoder side): an untied head without its tensor, and a tied one with a tensor too many."""
     oracle = make_oracle("llama2", "small")
