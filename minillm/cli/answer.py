@@ -1,0 +1,165 @@
+"""``minillm generate`` and ``minillm chat``: a question in, an answer streamed, Ctrl-C that keeps what was said."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
+
+from minillm.config import DTYPES
+from minillm.errors import InvalidRequest
+from minillm.request import SamplingParams
+
+if TYPE_CHECKING:
+    from minillm.llm import LLM, Stream
+
+Parser = argparse.ArgumentParser
+Arguments = argparse.Namespace
+
+
+def _add_generation_arguments(parser: Parser) -> None:
+    defaults = SamplingParams()
+    parser.add_argument("--model", default="smollm2-135m", help="name, Hugging Face id or folder, or .gguf file")
+    parser.add_argument("--dtype", default="auto", choices=DTYPES, help="number format (default: auto)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
+    parser.add_argument("--max-model-len", type=int, metavar="N", help="longest prompt plus answer, in tokens")
+    parser.add_argument("--max-tokens", type=int, default=512, metavar="N", help="longest answer (default: 512)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (default) is greedy")
+    parser.add_argument("--top-p", type=float, default=defaults.top_p, metavar="P", help="nucleus, above 0 to 1")
+    parser.add_argument("--top-k", type=int, default=defaults.top_k, metavar="K", help="k most likely; 0: all")
+    parser.add_argument("--repetition-penalty", type=float, default=defaults.repetition_penalty, metavar="R",
+                        help="above 1 makes tokens that were seen less likely (default: 1)")
+    parser.add_argument("--seed", type=int, help="equal seeds give equal answers")
+    parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this text (may be repeated)")
+    parser.add_argument("--stats", action="store_true", help="afterwards, tell where the time went")
+
+
+def add_generate_arguments(parser: Parser) -> None:
+    """What to ask, in which form, and how to generate."""
+    parser.add_argument("prompt", nargs="?", help="text; without it (or with -) standard input is read")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--chat", dest="chat", action="store_true", default=None,
+                      help="ask as a chat message (the default where the model has a chat template)")
+    form.add_argument("--raw", dest="chat", action="store_false", default=None, help="continue the text as it stands")
+    parser.add_argument("--trace", metavar="FILE", help="write the stages as a Chrome/Perfetto trace")
+    _add_generation_arguments(parser)
+
+
+def add_chat_arguments(parser: Parser) -> None:
+    """What the model is told first, and how to generate."""
+    parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
+    _add_generation_arguments(parser)
+
+
+def _params(args: Arguments) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=args.max_tokens, temperature=args.temperature, top_p=args.top_p, top_k=args.top_k,
+        repetition_penalty=args.repetition_penalty, seed=args.seed, stop=args.stop,
+    )
+
+
+def load(args: Arguments) -> LLM:
+    """The model that the arguments name, ready to answer."""
+    from minillm.llm import LLM
+
+    return LLM(args.model, dtype=args.dtype, device=args.device, max_model_len=args.max_model_len)
+
+
+class StopOnInterrupt:
+    """Inside the block, Ctrl-C sets ``requested`` (so that no engine step is torn apart); a second one raises."""
+
+    requested = False
+
+    def __enter__(self) -> StopOnInterrupt:
+        self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
+
+def print_stream(stream: Stream) -> tuple[str, bool]:
+    """Print pieces as they arrive until the end or Ctrl-C; returns the text, and whether it was cut short."""
+    said = []
+    with StopOnInterrupt() as interrupt:
+        for piece in stream:
+            said.append(piece.text)
+            print(piece.text, end="", flush=True)
+            if interrupt.requested:
+                stream.close()
+                break
+    print()
+    return "".join(said), interrupt.requested
+
+
+def generate(args: Arguments) -> int:
+    """Stream one answer; 130 when Ctrl-C cut it short (what was said stands)."""
+    params, prompt = _params(args), _read_prompt(args)
+    with load(args) as llm, llm.tracing() as trace:
+        chat = bool(llm.tokenizer.chat_template) if args.chat is None else args.chat
+        stream = llm.stream([{"role": "user", "content": prompt}] if chat else prompt, params)
+        _, stopped = print_stream(stream)
+        if args.trace:
+            trace.save(args.trace)
+        if args.stats and not stopped:
+            print(f"\n{_report(llm, stream.output, trace)}")
+    return 130 if stopped else 0
+
+
+def _read_prompt(args: Arguments) -> str:
+    if args.prompt not in (None, "-"):
+        return args.prompt
+    if sys.stdin is None or (args.prompt is None and sys.stdin.isatty()):
+        raise InvalidRequest('no prompt: give one, as in: minillm generate "The sky is"', "prompt")
+    return sys.stdin.read()
+
+
+def chat(args: Arguments) -> int:
+    """Talk until /exit, Ctrl-D or Ctrl-C at the prompt."""
+    try:
+        import readline  # noqa: F401  line editing and recall where the system has it
+    except ImportError:
+        pass
+    params, opening = _params(args), [{"role": "system", "content": args.system}] if args.system else []
+    with load(args) as llm:
+        print("Ctrl-C stops an answer, /clear starts anew, /exit or Ctrl-D leaves.")
+        messages = list(opening)
+        while (line := _next_line()) is not None:
+            if line == "/clear":
+                messages = list(opening)
+            elif line:
+                _answer(llm, messages, line, params, args.stats)
+    return 0
+
+
+def _next_line() -> str | None:
+    """What the user typed, or ``None`` to leave."""
+    try:
+        line = input("\n> ").strip()
+    except (EOFError, KeyboardInterrupt):
+        print()
+        return None
+    return None if line == "/exit" else line
+
+
+def _answer(llm: LLM, messages: list[dict[str, str]], line: str, params: SamplingParams, stats: bool) -> None:
+    """Answer one line; it and what was said of the answer, cut short or not, join ``messages``."""
+    asked = [*messages, {"role": "user", "content": line}]
+    with llm.tracing() as trace:
+        try:
+            stream = llm.stream(asked, params)
+        except InvalidRequest as error:
+            print(f"{error}\n/clear starts a new conversation.")
+            return
+        said, stopped = print_stream(stream)
+    messages[:] = [*asked, {"role": "assistant", "content": said}]
+    if stats and not stopped:
+        print(_report(llm, stream.output, trace))
