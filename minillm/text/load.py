@@ -1,0 +1,267 @@
+"""Tokenizers from files: a Hugging Face folder or a GGUF file. No torch.
+
+The formats: https://huggingface.co/docs/tokenizers and the GGUF specification of ggml (``docs/gguf.md``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from minillm.errors import ModelError
+from minillm.model.gguf_file import read_metadata
+from minillm.text.added import AddedToken
+from minillm.text.bpe import BytePairEncoder, alphabet_to_bytes, merge_table, merges_from_scores
+from minillm.text.pretokenize import (
+    GPT2_PATTERN, LLAMA3_PATTERN, QWEN2_PATTERN, TEKKEN_PATTERN, build_normalizer, build_pre_tokenizer, flatten,
+)
+from minillm.text.tokenizer import Tokenizer
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_SPACE_MARK = "\u2581"
+_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+def tokenizer_from_folder(path: Path) -> Tokenizer:
+    """Read ``tokenizer.json``, and beside it ``tokenizer_config.json``, ``special_tokens_map.json`` and
+    ``chat_template.jinja`` where they exist.
+
+    Raises:
+        ModelError: ``tokenizer.json`` is missing or broken, or names a part that is not known here.
+    """
+    spec = _read_json(path / "tokenizer.json")
+    if spec is None:
+        raise ModelError(f"{path} has no tokenizer.json: save the tokenizer with transformers' save_pretrained first")
+    config = _read_json(path / "tokenizer_config.json") or {}
+    model = spec["model"]
+    vocab, named = model.get("vocab"), _named_tokens(config, _read_json(path / "special_tokens_map.json") or {})
+    _check_model(model)
+    added = _added_tokens(spec, config, named, vocab)
+    pre_tokenizer = spec.get("pre_tokenizer")
+    special_ids = frozenset(token.id for token in added if token.special)
+    to_bytes, strip_leading_space = _decoder(spec.get("decoder"))
+    encoder = BytePairEncoder(
+        {text: token_id for text, token_id in vocab.items() if token_id not in special_ids},
+        _merges(model, vocab, special_ids),
+        byte_level=any(step["type"] == "ByteLevel" for step in flatten(pre_tokenizer, "pretokenizers")),
+        byte_fallback=bool(model.get("byte_fallback")),
+        unknown_id=vocab.get(model.get("unk_token")),
+        fuse_unknown=bool(model.get("fuse_unk")),
+        ignore_merges=bool(model.get("ignore_merges")),
+    )
+    ids = {**vocab, **{token.content: token.id for token in added}}
+    prefix_ids, suffix_ids = _template(spec.get("post_processor"), config, named, ids)
+    return Tokenizer(
+        _byte_table(vocab.items(), added, to_bytes), encoder, added=added,
+        normalizer=build_normalizer(spec.get("normalizer")), pre_tokenizer=build_pre_tokenizer(pre_tokenizer),
+        prefix_ids=prefix_ids, suffix_ids=suffix_ids, strip_leading_space=strip_leading_space,
+        named_tokens=named, chat_template=_chat_template(path, config),
+    )
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError) as error:
+        raise ModelError(f"{path} cannot be read ({error}): fetch the model again") from error
+
+
+def _check_model(model: Mapping[str, Any]) -> None:
+    if model.get("type", "BPE") != "BPE" or "merges" not in model:
+        raise ModelError(f"unknown tokenizer model {model.get('type')!r}: only byte pair encoding (BPE) is supported")
+    for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(option):
+            raise ModelError(f"tokenizer option {option!r} = {model[option]!r} is not supported: use another model")
+
+
+def _merges(model: Mapping[str, Any], vocab: dict[str, int], special_ids: frozenset[int]):
+    pairs = (tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in model["merges"])
+    try:
+        return merge_table(pairs, vocab, special_ids)
+    except (KeyError, ValueError) as error:
+        raise ModelError(f"a merge of the tokenizer names a token that is not in its vocabulary: {error}") from error
+
+
+def _text(token: str | Mapping[str, Any] | None) -> str | None:
+    return token["content"] if isinstance(token, Mapping) else token
+
+
+def _named_tokens(config: Mapping[str, Any], special_map: Mapping[str, Any]) -> dict[str, str]:
+    named = {name: _text(config.get(name, special_map.get(name))) for name in _NAMES}
+    return {name: text for name, text in named.items() if text}
+
+
+def _added_tokens(spec: Mapping[str, Any], config: Mapping[str, Any], named: Mapping[str, str],
+                  vocab: Mapping[str, int]) -> list[AddedToken]:
+    """Those of tokenizer.json, then those that only tokenizer_config.json knows, then named ones that neither lists."""
+    flags = ("special", "lstrip", "rstrip", "normalized", "single_word")
+    entries = [*spec.get("added_tokens", ()), *(
+        {"id": int(token_id), **token} for token_id, token in config.get("added_tokens_decoder", {}).items()
+    )]
+    added: dict[str, AddedToken] = {}
+    for entry in entries:
+        added.setdefault(entry["content"], AddedToken(
+            entry["id"], entry["content"], **{flag: bool(entry.get(flag)) for flag in flags}))
+    for text in named.values():
+        next_id = 1 + max([*vocab.values(), *(token.id for token in added.values())], default=-1)
+        added.setdefault(text, AddedToken(vocab.get(text, next_id), text, special=True))
+    return list(added.values())
+
+
+def _byte_table(vocab, added: Sequence[AddedToken], to_bytes: Callable[[str], bytes]) -> list[bytes]:
+    vocab = list(vocab)
+    table = [b""] * (1 + max([*(i for _, i in vocab), *(token.id for token in added)], default=-1))
+    for text, token_id in vocab:
+        table[token_id] = to_bytes(text)
+    for token in added:
+        table[token.id] = token.content.encode()
+    return table
+
+
+def _decoder(spec: Mapping[str, Any] | None) -> tuple[Callable[[str], bytes], bool]:
+    """A token's bytes, and whether one leading space of a whole text is dropped.
+
+    Bytes of byte-fallback tokens are joined before they are read as UTF-8, as SentencePiece does.
+    """
+    steps = flatten(spec, "decoders")
+    kinds = [step["type"] for step in steps]
+    if kinds == ["ByteLevel"]:
+        return alphabet_to_bytes, False
+    replaced: list[tuple[str, str]] = []
+    strip = False
+    for i, step in enumerate(steps):
+        match step:
+            case {"type": "Replace", "pattern": {"String": old}, "content": new} if "Fuse" not in kinds[:i]:
+                replaced.append((old, new))
+            case {"type": "Metaspace", "replacement": old}:
+                replaced.append((old, " "))
+                strip = step.get("prepend_scheme", "always") != "never"
+            case {"type": "Strip", "content": " ", "start": 0 | 1 as start, "stop": 0} if "Fuse" in kinds[:i]:
+                strip = bool(start)
+            case {"type": "ByteFallback" | "Fuse"}:
+                pass
+            case _:
+                raise ModelError(f"unknown decoder {dict(step)!r}: this tokenizer cannot be reproduced exactly")
+    if not steps:
+        raise ModelError("the tokenizer has no decoder, so its tokens cannot become text: use another model")
+    byte_fallback = "ByteFallback" in kinds
+
+    def to_bytes(token: str) -> bytes:
+        if byte_fallback and (found := _BYTE_TOKEN.fullmatch(token)):
+            return bytes.fromhex(found[1])
+        for old, new in replaced:
+            token = token.replace(old, new)
+        return token.encode()
+
+    return to_bytes, strip
+
+
+def _template(spec: Mapping[str, Any] | None, config: Mapping[str, Any], named: Mapping[str, str],
+              ids: Mapping[str, int]) -> tuple[list[int], list[int]]:
+    """The ids before and after a text. ``add_bos_token`` and ``add_eos_token`` of the config, where set, decide."""
+    if "add_bos_token" in config or "add_eos_token" in config:
+        return tuple([ids[named[f"{name}_token"]]] if config.get(f"add_{name}_token") and f"{name}_token" in named
+                     else [] for name in ("bos", "eos"))
+    prefix: list[int] = []
+    suffix: list[int] = []
+    for step in flatten(spec, "processors"):
+        if step["type"] == "TemplateProcessing":
+            side = prefix
+            for item in step["single"]:
+                if "Sequence" in item:
+                    side = suffix
+                else:
+                    side += step["special_tokens"][item["SpecialToken"]["id"]]["ids"]
+        elif step["type"] != "ByteLevel":  # that one moves offsets, not ids
+            raise ModelError(f"unknown post-processor {step['type']!r}: use another model")
+    return prefix, suffix
+
+
+def _chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
+    file = path / "chat_template.jinja"
+    if file.exists():
+        return file.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template
+
+
+# GGUF's name of a pre-tokenizer: (pattern, digits cut one by one first, normalizer, whole tokens first, BOS by default)
+_GGUF_PRE_TOKENIZERS: dict[str, tuple[str, bool, str | None, bool, bool]] = {
+    **dict.fromkeys(("gpt-2", "phi-2"), (GPT2_PATTERN, False, None, False, False)),
+    **dict.fromkeys(("smollm", "starcoder"), (GPT2_PATTERN, True, None, False, False)),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), (LLAMA3_PATTERN, False, None, True, True)),
+    "qwen2": (QWEN2_PATTERN, False, "NFC", False, False),
+    "tekken": (TEKKEN_PATTERN, False, None, True, True),
+}
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+
+
+def tokenizer_from_gguf(path: Path) -> Tokenizer:
+    """Read the tokenizer from the metadata of a GGUF file.
+
+    Raises:
+        ModelError: no tokenizer inside, or a model or pre-tokenizer name that is not known here.
+    """
+    prefix = "tokenizer.ggml."
+    metadata = read_metadata(path)
+    data = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+    kind, tokens = data.get("model"), data.get("tokens")
+    if kind not in ("gpt2", "llama") or not tokens:
+        raise ModelError(f"{path}: unknown GGUF tokenizer model {kind!r}; known: 'gpt2' and 'llama'")
+    types = data.get("token_type") or [_NORMAL] * len(tokens)
+    added = [AddedToken(i, text, special=types[i] == _CONTROL)
+             for i, text in enumerate(tokens) if types[i] in (_CONTROL, _USER_DEFINED)]
+    named = {name: tokens[token_id] for name, key in zip(_NAMES, ("bos", "eos", "unknown", "padding"))
+             if (token_id := data.get(f"{key}_token_id")) is not None and token_id < len(tokens)}
+    parts = (_gguf_byte_level if kind == "gpt2" else _gguf_sentencepiece)(path, data, tokens, types)
+    ends = []
+    for name, default in (("bos", parts.pop("add_bos")), ("eos", False)):
+        wanted = data.get(f"add_{name}_token", default) and f"{name}_token" in named
+        ends.append([data[f"{name}_token_id"]] if wanted else [])
+    table = _byte_table(((text, i) for i, text in enumerate(tokens)), added, parts.pop("to_bytes"))
+    return Tokenizer(table, added=added, prefix_ids=ends[0], suffix_ids=ends[1], named_tokens=named,
+                     chat_template=metadata.get("tokenizer.chat_template"), **parts)
+
+
+def _gguf_byte_level(path: Path, data: Mapping[str, Any], tokens: list[str], types: list[int]) -> dict[str, Any]:
+    name = data.get("pre")
+    if name not in _GGUF_PRE_TOKENIZERS:
+        raise ModelError(f"{path}: unknown GGUF pre-tokenizer {name!r}; known: {', '.join(_GGUF_PRE_TOKENIZERS)}")
+    pattern, digits, normalizer, ignore_merges, add_bos = _GGUF_PRE_TOKENIZERS[name]
+    steps = [{"type": "Digits", "individual_digits": True}] if digits else []
+    steps.append({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"})
+    special_ids = frozenset(i for i, kind in enumerate(types) if kind == _CONTROL)
+    vocab = {text: i for i, text in enumerate(tokens)}
+    return {
+        "encoder": BytePairEncoder({text: i for text, i in vocab.items() if i not in special_ids},
+                                   _merges(data, vocab, special_ids), ignore_merges=ignore_merges),
+        "pre_tokenizer": build_pre_tokenizer({"type": "Sequence", "pretokenizers": steps}),
+        "normalizer": build_normalizer({"type": normalizer} if normalizer else None),
+        "to_bytes": alphabet_to_bytes, "add_bos": add_bos,
+    }
+
+
+def _gguf_sentencepiece(path: Path, data: Mapping[str, Any], tokens: list[str], types: list[int]) -> dict[str, Any]:
+    if "scores" not in data:
+        raise ModelError(f"{path}: the SentencePiece tokenizer has no scores, so its merges have no order")
+    normal = {text: i for i, text in enumerate(tokens) if types[i] == _NORMAL}
+    bytes_too = {text: i for i, text in enumerate(tokens) if types[i] == _BYTE}
+    prefixed = data.get("add_space_prefix", True)
+    steps: list[dict[str, Any]] = [{"type": "Prepend", "prepend": _SPACE_MARK}] if prefixed else []
+    steps.append({"type": "Replace", "pattern": {"String": " "}, "content": _SPACE_MARK})
+    to_bytes, _ = _decoder({"type": "Sequence", "decoders": [
+        {"type": "Replace", "pattern": {"String": _SPACE_MARK}, "content": " "}, {"type": "ByteFallback"}]})
+    return {
+        "encoder": BytePairEncoder(normal | bytes_too, merges_from_scores(normal, data["scores"]), byte_level=False,
+                                   byte_fallback=bool(bytes_too), unknown_id=data.get("unknown_token_id"),
+                                   fuse_unknown=True),
+        "normalizer": build_normalizer({"type": "Sequence", "normalizers": steps}),
+        "strip_leading_space": prefixed, "to_bytes": to_bytes, "add_bos": True,
+    }

@@ -1,0 +1,177 @@
+"""Normalizers and pre-tokenizers, built from the specs in a ``tokenizer.json``. No torch.
+
+A normalizer rewrites text; a pre-tokenizer cuts it into pieces that byte pair encoding never merges across. Both are
+part of the model: with another pattern everything still decodes, but the ids are not those it was trained on. So what
+is not known here is refused by name.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import regex
+
+from minillm.errors import ModelError
+
+Normalizer = Callable[[str], str]
+# (pieces, whether the first piece starts the text) -> pieces
+PreTokenizer = Callable[[list[str], bool], list[str]]
+
+GPT2_PATTERN = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
+QWEN2_PATTERN = (r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"""
+                 r"""|\s*[\r\n]+|\s+(?!\S)|\s+""")
+LLAMA3_PATTERN = QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+TEKKEN_PATTERN = (r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"""
+                  r"""|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"""
+                  r"""|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+""")
+
+
+def build_normalizer(spec: Mapping[str, Any] | None) -> Normalizer:
+    """The function a ``normalizer`` section describes.
+
+    Raises:
+        ModelError: naming a kind that is not known here.
+    """
+    kind = spec["type"] if spec else None
+    match kind:
+        case None:
+            return lambda text: text
+        case "Sequence":
+            steps = [build_normalizer(step) for step in spec["normalizers"]]
+            return lambda text: _apply(steps, text)
+        case "NFC" | "NFD" | "NFKC" | "NFKD":
+            return lambda text: text if text.isascii() else unicodedata.normalize(kind, text)
+        case "Prepend":
+            return lambda text: spec["prepend"] + text if text else text
+        case "Replace":
+            pattern = _pattern(spec["pattern"])
+            return lambda text: pattern.sub(lambda _: spec["content"], text)
+        case "Strip":
+            ends = [end for end, wanted in ((r"\A\s+", spec["strip_left"]), (r"\s+\Z", spec["strip_right"])) if wanted]
+            pattern = regex.compile("|".join(ends) or r"(?!)")
+            return lambda text: pattern.sub("", text)
+    raise ModelError(f"unknown normalizer {kind!r}: this tokenizer cannot be reproduced exactly, use another model")
+
+
+def _apply(steps: Iterable[Normalizer], text: str) -> str:
+    for step in steps:
+        text = step(text)
+    return text
+
+
+def build_pre_tokenizer(spec: Mapping[str, Any] | None) -> PreTokenizer:
+    """The function a ``pre_tokenizer`` section describes. ``ByteLevel`` cuts only: the encoder turns text into bytes.
+
+    Raises:
+        ModelError: naming a kind or option that is not known here.
+    """
+    steps = flatten(spec, "pretokenizers")
+    if any(step["type"] == "ByteLevel" for step in steps[:-1]):
+        raise ModelError("pre-tokenizer 'ByteLevel' before another one is not supported: use another model")
+    functions = [_pre_tokenizer_step(step) for step in steps]
+
+    def pre_tokenize(pieces: list[str], at_start: bool) -> list[str]:
+        for function in functions:
+            pieces = function(pieces, at_start)
+        return pieces
+
+    return pre_tokenize
+
+
+def flatten(spec: Mapping[str, Any] | None, member: str) -> list[Mapping[str, Any]]:
+    """The steps of a spec, with every ``Sequence`` (whose list is under ``member``) laid out flat."""
+    if spec is None:
+        return []
+    if spec["type"] == "Sequence":
+        return [step for part in spec[member] for step in flatten(part, member)]
+    return [spec]
+
+
+def _pre_tokenizer_step(spec: Mapping[str, Any]) -> PreTokenizer:
+    match spec["type"]:
+        case "ByteLevel":
+            return _byte_level(spec.get("add_prefix_space", True), spec.get("use_regex", True))
+        case "Digits":
+            pattern = regex.compile(r"\p{N}" if spec["individual_digits"] else r"\p{N}+")
+            return lambda pieces, _: _cut(pieces, pattern, "Isolated")
+        case "Split":
+            split, behavior, invert = _pattern(spec["pattern"]), spec["behavior"], spec.get("invert", False)
+            if behavior not in _BEHAVIORS:
+                raise ModelError(f"unknown behavior {behavior!r} of pre-tokenizer 'Split': use another model")
+            return lambda pieces, _: _cut(pieces, split, behavior, invert)
+        case "Metaspace":
+            return _metaspace(spec)
+    raise ModelError(f"unknown pre-tokenizer {spec['type']!r}: its ids cannot be reproduced, use another model")
+
+
+def _pattern(spec: Mapping[str, str]) -> regex.Pattern:
+    return regex.compile(spec["Regex"] if "Regex" in spec else regex.escape(spec["String"], special_only=True))
+
+
+def _byte_level(add_prefix_space: bool, use_regex: bool) -> PreTokenizer:
+    find = regex.compile(GPT2_PATTERN).findall
+
+    def step(pieces: list[str], at_start: bool) -> list[str]:
+        if add_prefix_space:
+            pieces = [piece if piece.startswith(" ") else " " + piece for piece in pieces]
+        # The pattern's alternatives cover every character, so its matches are the pieces.
+        return [found for piece in pieces for found in find(piece)] if use_regex else pieces
+
+    return step
+
+
+def _metaspace(spec: Mapping[str, Any]) -> PreTokenizer:
+    mark = spec["replacement"]
+    scheme = spec.get("prepend_scheme", "always" if spec.get("add_prefix_space", True) else "never")
+    pattern = regex.compile(regex.escape(mark))
+
+    def step(pieces: list[str], at_start: bool) -> list[str]:
+        pieces = [piece.replace(" ", mark) for piece in pieces]
+        for i, piece in enumerate(pieces):
+            if not piece.startswith(mark) and (scheme == "always" or (scheme == "first" and at_start and i == 0)):
+                pieces[i] = mark + piece
+        return _cut(pieces, pattern, "MergedWithNext") if spec.get("split", True) else pieces
+
+    return step
+
+
+_BEHAVIORS = ("Isolated", "Removed", "MergedWithPrevious", "MergedWithNext", "Contiguous")
+
+
+def _cut(pieces: list[str], pattern: regex.Pattern, behavior: str, invert: bool = False) -> list[str]:
+    """Cut pieces at the matches of ``pattern``; ``behavior`` says where a match goes, ``invert`` swaps the roles."""
+    result: list[str] = []
+    for piece in pieces:
+        parts: list[list] = []  # [text, is it a match]
+        position = 0
+        for found in pattern.finditer(piece):
+            start, end = found.span()
+            if start == end:
+                continue
+            if position < start:
+                parts.append([piece[position:start], invert])
+            parts.append([piece[start:end], not invert])
+            position = end
+        if position < len(piece):
+            parts.append([piece[position:], invert])
+        result += _place(parts, behavior)
+    return result
+
+
+def _place(parts: list[list], behavior: str) -> list[str]:
+    if behavior in ("Isolated", "Removed"):
+        return [text for text, is_match in parts if behavior == "Isolated" or not is_match]
+    joined: list[list] = []
+    for text, is_match in parts:
+        last_is_match = joined[-1][1] if joined else None
+        if joined and (
+            (behavior == "Contiguous" and is_match == last_is_match)
+            or (behavior == "MergedWithPrevious" and is_match and not last_is_match)
+            or (behavior == "MergedWithNext" and last_is_match and not is_match)
+        ):
+            joined[-1] = [joined[-1][0] + text, is_match]
+        else:
+            joined.append([text, is_match])
+    return [text for text, _ in joined]
