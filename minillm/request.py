@@ -16,6 +16,9 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from numbers import Integral, Real
+from types import NoneType
 from typing import Literal
 
 from minillm.errors import InvalidRequest
@@ -28,7 +31,7 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 class SamplingParams:
     """How to choose tokens and when to stop. Validated here, so a bad value never reaches the engine.
 
-    Names and meanings are vLLM's. Lists are stored as tuples; ``stop`` accepts one string or several.
+    Names and meanings are vLLM's. Lists are stored as tuples without repeats; ``stop`` accepts one string or several.
 
     Args:
         n: choices per prompt, at least 1; choice i draws its own randomness.
@@ -71,18 +74,17 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        for name, (low, high, why) in _RANGES.items():
-            _check_number(name, getattr(self, name), low, high, why)
-        for name in ("n", "top_k", "min_tokens", "max_tokens", "seed", "logprobs"):
-            _check_integer(name, getattr(self, name))
+        store = partial(object.__setattr__, self)       # the instance is frozen; plain Python values go in
+        for name, (low, high, allowed) in _RANGES.items():
+            store(name, _checked_number(name, getattr(self, name), low, high, allowed))
         for name in ("ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequest(f"{name} must be true or false, got {getattr(self, name)!r}", name)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}", "min_tokens")
-        object.__setattr__(self, "stop", _stop_strings(self.stop))
-        object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
-        object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+        store("stop", _stop_strings(self.stop))
+        store("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        store("logit_bias", _logit_bias(self.logit_bias))
 
     @property
     def greedy(self) -> bool:
@@ -90,64 +92,75 @@ class SamplingParams:
         return self.temperature == 0.0
 
 
-# name: (lowest, highest, what is allowed); None there means that side is open. Strict bounds are checked below.
+_ABOVE_ZERO = math.ulp(0.0)
+# name: (lowest, highest, what is allowed); None there means that side is open.
 _RANGES: dict[str, tuple[float | None, float | None, str]] = {
     "n": (1, None, "at least 1"),
     "temperature": (0, None, "0 (greedy) or more"),
     "top_k": (-1, None, "0 or -1 (off), or at least 1"),
-    "top_p": (math.ulp(0.0), 1, "above 0 and at most 1"),
+    "top_p": (_ABOVE_ZERO, 1, "above 0 and at most 1"),
     "min_p": (0, 1, "from 0 to 1"),
-    "repetition_penalty": (math.ulp(0.0), None, "above 0"),
+    "repetition_penalty": (_ABOVE_ZERO, None, "above 0"),
     "presence_penalty": (-2, 2, "from -2 to 2"),
     "frequency_penalty": (-2, 2, "from -2 to 2"),
+    "seed": (None, None, "any integer"),
     "max_tokens": (1, None, "at least 1"),
     "min_tokens": (0, None, "0 or more"),
     "logprobs": (0, 100, "from 0 to 100"),
 }
+_WHOLE = {"n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs"}
 _OPTIONAL = {"max_tokens", "logprobs", "seed"}
 
 
-def _check_number(name: str, value: object, low: float | None, high: float | None, allowed: str) -> None:
+def _checked_number(name: str, value: object, low: float | None, high: float | None, allowed: str) -> float | None:
+    """``value`` as a plain ``int`` or ``float`` (numpy's scalars are numbers too; booleans and strings are not)."""
     if value is None and name in _OPTIONAL:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidRequest(f"{name} must be a number, got {value!r}", name)
-    if not math.isfinite(value) or (low is not None and value < low) or (high is not None and value > high):
+        return None
+    kind, wanted = (Integral, "a whole number") if name in _WHOLE else (Real, "a number")
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise InvalidRequest(f"{name} must be {wanted}, got {value!r}", name)
+    try:
+        number = int(value) if name in _WHOLE else float(value)
+    except OverflowError:
+        number = math.inf
+    if number in (math.inf, -math.inf) or number != number or (low is not None and number < low) \
+            or (high is not None and number > high):
         raise InvalidRequest(f"{name} must be {allowed}, got {value!r}", name)
+    return number
 
 
-def _check_integer(name: str, value: object) -> None:
-    if value is None and name in _OPTIONAL:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"{name} must be a whole number, got {value!r}", name)
+def _members(name: str, value: object) -> tuple:
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes, bytearray)):
+        raise InvalidRequest(f"{name} must be a list, got {value!r}", name)
+    return tuple(value)
 
 
 def _stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    strings = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+    strings = () if stop is None else (stop,) if isinstance(stop, str) else _members("stop", stop)
     for string in strings:
         if not isinstance(string, str):
             raise InvalidRequest(f"stop must hold strings, got {string!r}", "stop")
         if not string:
             raise InvalidRequest("stop must not hold an empty string: it would end every answer at once", "stop")
-    return strings
+        if any("\ud800" <= character <= "\udfff" for character in string):
+            raise InvalidRequest(f"stop holds a lone surrogate, which no text contains: {string!r}", "stop")
+    return tuple(dict.fromkeys(strings))
 
 
 def _token_ids(name: str, ids: Sequence[int] | None) -> tuple[int, ...]:
-    result = () if ids is None else tuple(ids)
-    for token_id in result:
-        if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
+    members = () if ids is None else _members(name, ids)
+    for token_id in members:
+        if isinstance(token_id, bool) or not isinstance(token_id, Integral) or token_id < 0:
             raise InvalidRequest(f"{name} must hold token ids (whole numbers from 0), got {token_id!r}", name)
-    return result
+    return tuple(dict.fromkeys(map(int, members)))
 
 
 def _logit_bias(bias: Mapping[int, float] | None) -> dict[int, float]:
-    result = {}
-    for key, value in (bias or {}).items():
-        (token_id,) = _token_ids("logit_bias", [key])
-        _check_number("logit_bias", value, -100, 100, "from -100 to 100")
-        result[token_id] = float(value)
-    return result
+    if not isinstance(bias, (Mapping, NoneType)):
+        raise InvalidRequest(f"logit_bias must map token ids to numbers, got {bias!r}", "logit_bias")
+    ids = _token_ids("logit_bias", list(bias or ()))
+    amounts = (bias or {}).values()
+    return dict(zip(ids, (_checked_number("logit_bias", amount, -100, 100, "from -100 to 100") for amount in amounts)))
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
