@@ -1,0 +1,59 @@
+"""``minillm course``: execute, record, lint and copy notebooks."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from minillm.course.files import CourseError, notebooks_folder
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The sub-commands of ``minillm course``."""
+    actions = parser.add_subparsers(dest="action", required=True)
+    execute = actions.add_parser("execute", help="run a notebook and keep its outputs, as it is committed")
+    record = actions.add_parser("record", help="run a notebook live and keep its measurements under data/measurements")
+    work = actions.add_parser("work", help="make your own copy of a notebook, outputs cleared, under notebooks/work")
+    work.add_argument("--fresh", action="store_true", help="start over; the old copy is kept beside it")
+    for action in (execute, record, work):
+        action.add_argument("number", help="two digits, such as 00")
+    lint = actions.add_parser("lint", help="hold notebooks against the anatomy of the course")
+    lint.add_argument("number", nargs="?", help="two digits; all notebooks without it")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run one sub-command; returns the exit code."""
+    if args.action == "lint":
+        return _lint(args.number)
+    from minillm.course import execute
+
+    path = find_notebook(args.number)
+    if args.action == "execute":
+        print(execute.execute(path))
+    elif args.action == "record":
+        print(execute.record(path))
+    else:
+        print(execute.work_copy(path, fresh=args.fresh))
+    return 0
+
+
+def find_notebook(number: str) -> Path:
+    """The path of notebook ``"NN"``.
+
+    Raises:
+        CourseError: when there is none of that number.
+    """
+    found = sorted(notebooks_folder().glob(f"{number}_*.ipynb"))
+    if len(found) != 1:
+        there = ", ".join(path.name[:2] for path in sorted(notebooks_folder().glob("[0-9][0-9]_*.ipynb")))
+        raise CourseError(f"there is no notebook {number!r}; there are: {there or 'none'}")
+    return found[0]
+
+
+def _lint(number: str | None) -> int:
+    from minillm.course.lint import lint_file
+
+    paths = [find_notebook(number)] if number else sorted(notebooks_folder().glob("[0-9][0-9]_*.ipynb"))
+    faults = [f"{path.name}: {fault}" for path in paths for fault in lint_file(path)]
+    print("\n".join(faults) or f"{len(paths)} {'notebook' if len(paths) == 1 else 'notebooks'}, no fault")
+    return 1 if faults else 0

@@ -1,0 +1,1 @@
+"""The exercises, one module a notebook: reference solutions, cases, known mistakes with their hints."""

@@ -1,0 +1,154 @@
+"""The course's recurring pictures: the path of a token, where a request's time went, recorded and yours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from minillm.course.live import EMPTY_PANEL
+from minillm.course.display import PALETTE, Shown, canvas, show
+from minillm.measure.trace import STAGES
+
+Spans = Sequence[tuple[str, float, float]]
+_STATIONS = {  # name: (column, row, what happens there)
+    "tokenize": (0, 1, "text to ids"), "queue": (1, 1, "wait for a step"), "prefill": (2, 1, "read the prompt"),
+    "sample": (3, 1, "choose an id"), "detokenize": (4, 1, "ids to text"), "deliver": (5, 1, "to the reader"),
+    "decode": (3, 0, "read one token"),
+}
+_COLORS = {"load": "#8c8c8c"} | {stage: PALETTE[i] for stage, i in (("tokenize", 2), ("queue", 5), ("prefill", 0), ("decode", 1),
+                                              ("sample", 6), ("detokenize", 3), ("deliver", 4))}
+_HATCHES = {"load": "", "prefill": "//", "decode": "", "tokenize": "..", "detokenize": "xx", "deliver": "--"}
+
+
+def token_path(lit: str | Sequence[str] = "all") -> Shown:
+    """The path of a token with the stage of this notebook lit (``"all"`` for the whole of it).
+
+    Raises:
+        ValueError: naming the stages there are.
+    """
+    chosen = list(_STATIONS) if lit == "all" else [lit] if isinstance(lit, str) else list(lit)
+    unknown = [name for name in chosen if name not in _STATIONS]
+    if unknown:
+        raise ValueError(f"no stage {unknown[0]!r} on the path; there are {', '.join(_STATIONS)}")
+    figure, axes = canvas(7.5, 1.9)
+    axes.set_axis_off()
+    axes.set(xlim=(-0.75, 5.5), ylim=(-0.42, 1.45))
+    for name, (x, y, what) in _STATIONS.items():
+        bright = name in chosen
+        axes.text(x, y, f"{name}\n", ha="center", va="center", fontsize=9.5, fontweight="bold", linespacing=1.1,
+                  color="white" if bright else "#555555", zorder=3)
+        axes.text(x, y - 0.13, what, ha="center", va="center", fontsize=7.5, color="white" if bright else "#555555",
+                  zorder=3)
+        axes.add_patch(_box(x, y, PALETTE[0] if bright else "#eeeeee"))
+    for start, end in (((-0.75, 1), (-0.44, 1)), *[((x + 0.43, 1), (x + 0.56, 1)) for x in range(5)],
+                       ((2.88, 0.7), (2.88, 0.29)), ((3.12, 0.29), (3.12, 0.7))):
+        axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": "#333333", "lw": 1.4})
+    axes.text(2.8, 0.5, "new id", ha="right", va="center", fontsize=8)
+    axes.text(3.2, 0.5, "logits: once a token, N - 1 times", ha="left", va="center", fontsize=8)
+    places = "the whole path" if lit == "all" else ", ".join(chosen)
+    return show(figure, alt="The path of a token: text is tokenized, queued, prefilled; then sample and decode take turns, "
+                            f"once a token, while ids become text and are delivered. Lit: {places}.",
+                table={"stage": list(_STATIONS), "what happens": [what for _, _, what in _STATIONS.values()],
+                       "this notebook": ["yes" if name in chosen else "no" for name in _STATIONS]})
+
+
+def _box(x: float, y: float, color: str) -> Any:
+    from matplotlib.patches import FancyBboxPatch
+
+    return FancyBboxPatch((x - 0.41, y - 0.25), 0.82, 0.5, boxstyle="round,pad=0,rounding_size=0.06", facecolor=color,
+                          edgecolor="#333333", linewidth=0.8)
+
+
+def stage_timeline(runs: Mapping[str, Spans], *, first_token_s: Mapping[str, float], empty: str = "") -> Shown:
+    """Where time went in one or more runs, a panel each with its own axis, from the moment the caller asked.
+
+    Args:
+        runs: name to spans ``(stage, start_s, end_s)``; seconds from the request's start, ``"load"`` allowed.
+        first_token_s: name to when the first token came, marked by a line: the TTFT as that run would report it.
+        empty: name of a panel that is to say how to fill it.
+    """
+    figure, axes = canvas(7.5, 0.7 + 1.05 * (len(runs) + bool(empty)), nrows=len(runs) + bool(empty), squeeze=False)
+    used: dict[str, Any] = {}
+    for ax, (name, spans) in zip(axes[:, 0], runs.items(), strict=False):
+        for stage, start, end in spans:
+            used[stage] = ax.barh(0, (end - start) * 1e3, left=start * 1e3, height=0.62, color=_COLORS.get(stage, "#777777"),
+                                  edgecolor="white", linewidth=0.4, hatch=_HATCHES.get(stage, ""))
+        mark = first_token_s[name] * 1e3
+        end = max(end for _, _, end in spans) * 1e3
+        ax.plot([mark, mark], [-0.45, 0.45], color="black", linewidth=1.6)
+        ax.annotate(f"first token, {mark:,.0f} ms", (mark, 0.42), (4 if mark < end / 2 else -4, 1), fontsize=8.5,
+                    textcoords="offset points", ha="left" if mark < end / 2 else "right", va="bottom")
+        ax.set_title(name, loc="left")
+        ax.set(ylim=(-0.45, 0.85), xlim=(0, end * 1.01), yticks=[])
+        ax.spines["left"].set_visible(False)
+    if empty:
+        _empty_panel(axes[-1, 0], empty)
+    axes[-1, 0].set_xlabel("milliseconds since the caller asked (each panel has its own scale)")
+    figure.legend(used.values(), used.keys(), loc="outside lower center", ncols=len(used), fontsize=8.5, frameon=False)
+    rows = [(name, stage, *_total(spans, stage)) for name, spans in runs.items() for stage in _ordered(spans)]
+    totals = {name: _total(spans, "load")[1] for name, spans in runs.items()}
+    found = "; ".join(f"{name}: first token after {first_token_s[name] * 1e3:,.0f} ms"
+                      + (f", {totals[name]:,.0f} ms of it loading" if totals[name] else "") for name in runs)
+    return show(figure, alt=f"Where the time of a request went. {found}.",
+                table=dict(zip(("run", "stage", "spans", "milliseconds"), map(list, zip(*rows, strict=True)), strict=True)))
+
+
+def _ordered(spans: Spans) -> list[str]:
+    there = {stage for stage, _, _ in spans}
+    return [stage for stage in ("load", *STAGES) if stage in there]
+
+
+def _total(spans: Spans, stage: str) -> tuple[int, float]:
+    lengths = [end - start for name, start, end in spans if name == stage]
+    return len(lengths), sum(lengths) * 1e3
+
+
+def _empty_panel(axes: Any, title: str) -> None:
+    axes.set_title(title, loc="left")
+    axes.set(xticks=[], yticks=[], xlim=(0, 1), ylim=(0, 1))
+    for spine in axes.spines.values():
+        spine.set(visible=True, linestyle=(0, (4, 4)), color="#999999")
+    axes.text(0.5, 0.5, EMPTY_PANEL, ha="center", va="center", color="#666666", style="italic")
+
+
+def recorded_and_yours(names: Sequence[Any], recorded: Sequence[float], yours: Sequence[float] | None, *, x_label: str,
+                       y_label: str, recorded_label: str, finding: str,
+                       absolute: Mapping[str, Sequence[Any]] | None = None) -> Shown:
+    """A recorded run (hollow, dashed) and the reader's (filled) on axes where the law shows and not the hardware.
+
+    Args:
+        names: x values without a unit, such as rows over the crossover batch: numbers give lines, words give bars.
+        recorded, yours: measured over ideal by each machine's own card; ``yours`` is ``None`` in a recorded run.
+        recorded_label: device, date and path of the recorded run.
+        finding: the alternative text.
+        absolute: columns of absolute values for the table below.
+    """
+    figure, axes = canvas(7.5, 3.0)
+    empty = f"yours: {EMPTY_PANEL}"
+    if all(isinstance(name, (int, float)) for name in names):
+        axes.plot(names, recorded, "o--", markerfacecolor="white", color=PALETTE[0], label=f"recorded: {recorded_label}")
+        axes.plot(*((names, yours) if yours else ([], [])), "s-", color=PALETTE[1], label="yours" if yours else empty)
+        axes.axhline(1, color="#555555", linewidth=1)
+    else:
+        _paired_bars(axes, names, recorded, yours, (f"recorded: {recorded_label}", "yours" if yours else empty))
+    axes.set(xlabel=x_label, ylabel=y_label)
+    axes.set_ylim(bottom=0)
+    figure.legend(loc="outside upper left", fontsize=8.5, frameon=False)
+    columns = {x_label or "what": list(names), f"recorded, {y_label}": list(recorded)}
+    columns |= {f"yours, {y_label}": list(yours)} if yours else {}
+    return show(figure, alt=finding, table=columns | {key: list(values) for key, values in (absolute or {}).items()})
+
+
+def _paired_bars(axes: Any, names: Sequence[Any], recorded: Sequence[float], yours: Sequence[float] | None,
+                 labels: tuple[str, str]) -> None:
+    left, right = [i - 0.2 for i in range(len(names))], [i + 0.2 for i in range(len(names))]
+    bars = axes.bar(left, recorded, 0.36, facecolor="white", edgecolor=PALETTE[0], linewidth=1.6, linestyle="--",
+                    label=labels[0])
+    axes.bar_label(bars, fmt="%.1f", fontsize=9, padding=2)
+    live = axes.bar(right, yours or [0] * len(names), 0.36, color=PALETTE[1], label=labels[1])
+    if yours:
+        axes.bar_label(live, fmt="%.1f", fontsize=9, padding=2)
+    axes.axhline(1, color="#555555", linewidth=1)
+    axes.annotate("ideal", (1, 1), (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8.5,
+                  va="center")
+    axes.set_xticks(range(len(names)), names)

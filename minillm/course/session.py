@@ -1,0 +1,201 @@
+"""The setup cell of every notebook: :func:`start` looks at where it runs and returns the reader's :class:`Session`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from minillm.course.files import CourseError, Store, cache_folder, data_file, data_folder
+from minillm.course.guesses import Ledger
+from minillm.course.ladder import Ladder
+from minillm.course.live import EMPTY_PANEL, is_live
+from minillm.measure.card import MachineCard
+from minillm.measure.results import Recording, environment
+
+RECORD_VARIABLE = "MINILLM_RECORD"
+_RECORDED_CARD = "measurements/course_card.json"
+
+
+def start(*, seed: int = 0, threads: int | None = None) -> Session:
+    """Check the package, fix seeds and threads, find out where this runs. Prints one line.
+
+    Raises:
+        CourseError: when ``minillm`` is another project's package, a library is too old, or a library was replaced
+            after it had been loaded (then the kernel must restart before any heavy work).
+    """
+    check_package()
+    check_versions()
+    import numpy
+    import torch
+
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)
+    threads = threads or available_cores()
+    torch.set_num_threads(threads)
+    place = where()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    live = is_live()
+    folder = cache_folder() / "course" if live else None
+    print(f"minillm {metadata_version()} · Python {platform.python_version()} · torch {torch.__version__} · {place} · "
+          f"{device}, {threads} threads · seed {seed}")
+    return Session(seed, threads, place, device, live,
+                   Ledger(Store(folder and folder / "guesses.json")), Ladder(Store(folder and folder / "ladder.json")))
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a notebook knows about its reader: machine, guesses, ladder, and whether this run is theirs (``live``)."""
+
+    seed: int
+    threads: int
+    place: str
+    device: str
+    live: bool
+    ledger: Ledger
+    ladder: Ladder
+
+    def card(self) -> MachineCard:
+        """The machine card: the reader's own, measured once (about ten seconds) and kept; in a run whose outputs are
+        kept for everybody, the recorded machine's, which is named."""
+        if not self.live:
+            return recorded_card()
+        from minillm.measure.bench import current_card
+
+        return current_card()
+
+    def measure(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+        """Run a measurement and return its values; ``None``, with a line that says so, where outputs are kept.
+
+        ``minillm course record NN`` runs the notebook with a switch that makes this write the values to
+        ``data/measurements/course_NAME.json``, so that recorded and live numbers come from the same cell.
+        """
+        if not self.live:
+            print(f"Recorded run only: {EMPTY_PANEL}.")
+            return None
+        values = work()
+        if os.environ.get(RECORD_VARIABLE):
+            _record(name, values, self.card())
+        return values
+
+
+def _record(name: str, values: dict[str, Any], card: MachineCard) -> None:
+    folder = data_folder() / "measurements"
+    card.save(folder / "course_card.json")
+    Recording(name=f"course_{name}", samples=[values], settings={"notebook": os.environ[RECORD_VARIABLE]},
+              environment=environment(device=card.device, device_name=card.device_name, num_threads=card.num_threads,
+                                      path="eager")).save(folder / f"course_{name}.json")
+
+
+def recorded(name: str) -> Recording:
+    """The recorded run of a measurement: ``.samples[0]`` holds its values, ``.environment`` where it was made."""
+    return Recording.load(data_file(f"measurements/course_{name}.json"))
+
+
+def recorded_card() -> MachineCard:
+    """The card of the machine that made the recorded runs.
+
+    Raises:
+        CourseError: when the file is missing or cannot be read.
+    """
+    card = MachineCard.load(data_file(_RECORDED_CARD))
+    if card is None:
+        raise CourseError(f"{_RECORDED_CARD} cannot be read; get the project's files again")
+    return card
+
+
+def where() -> str:
+    """``"colab"``, ``"binder"`` or ``"local"``."""
+    if _has_module("google.colab"):
+        return "colab"
+    return "binder" if "BINDER_SERVICE_HOST" in os.environ else "local"
+
+
+def _has_module(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # raised where the parent, here `google`, is absent
+        return False
+
+
+def available_cores() -> int:
+    """CPU cores this process may use: OMP_NUM_THREADS, else the scheduler's mask cut by a container's quota."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdigit() and int(asked) > 0:
+        return int(asked)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        cores = min(cores, max(1, round(int(quota) / int(period))))
+    except (OSError, ValueError):  # no quota
+        pass
+    return cores
+
+
+def check_package() -> None:
+    """Refuse a package of the same import name that is not this one (PyPI's ``minillm`` is another project)."""
+    import minillm
+
+    ours = Path(__file__).resolve().parents[1]
+    loaded = Path(getattr(minillm, "__file__", None) or "nowhere").resolve().parent
+    if loaded != ours or not hasattr(minillm, "SamplingParams"):
+        raise CourseError(f"the loaded 'minillm' (from {loaded}) is another project's package. Run "
+                          "`pip uninstall minillm`, install `minillm-course` again and restart the kernel.")
+
+
+def check_versions() -> None:
+    """Refuse libraries that are too old, or whose loaded version is not the installed one."""
+    problems = [problem for name in ("torch", "numpy", "transformers", "ipywidgets", "matplotlib")
+                if (problem := version_problem(name, loaded_version(name), installed_version(name)))]
+    if problems:
+        raise CourseError("before going on: " + "; ".join(problems))
+
+
+def version_problem(name: str, loaded: str | None, installed: str | None) -> str:
+    """What is wrong with a library's version, or ``""``. Bounds come from this distribution's own requirements."""
+    from packaging.version import Version
+
+    if loaded and installed and Version(loaded).public != Version(installed).public:
+        return f"{name} {loaded} is loaded but {installed} is installed now: restart the kernel"
+    for requirement in requirements():
+        if requirement.name == name and installed and not requirement.specifier.contains(installed, prereleases=True):
+            return f"{name} {installed} is installed, {requirement.specifier} is needed: pip install -U '{requirement}'"
+    return ""
+
+
+def requirements() -> list[Any]:
+    """The distribution's requirements with their lower bounds; empty where it runs from a bare checkout."""
+    from packaging.requirements import Requirement
+
+    try:
+        return [Requirement(line.partition(";")[0]) for line in metadata.requires("minillm-course") or []]
+    except metadata.PackageNotFoundError:
+        return []
+
+
+def loaded_version(name: str) -> str | None:
+    """The version of a module that this process has already imported."""
+    return getattr(sys.modules.get(name), "__version__", None)
+
+
+def installed_version(name: str) -> str | None:
+    """The version on disk."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def metadata_version() -> str:
+    """The package's own version."""
+    import minillm
+
+    return minillm.__version__

@@ -1,0 +1,153 @@
+"""The setup cell: the right package, versions that fit, seeds, threads, and where it runs."""
+
+import json
+import random
+import sys
+import types
+
+import numpy
+import pytest
+import torch
+
+from minillm.course import session as session_module
+from minillm.course import start
+from minillm.course.files import CourseError, Store, data_file
+from minillm.course.session import RECORD_VARIABLE, available_cores, version_problem, where
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch, tmp_path):
+    monkeypatch.setenv("MINILLM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("MINILLM_LIVE", "1")
+    threads = torch.get_num_threads()
+    yield tmp_path / "home"
+    torch.set_num_threads(threads)
+
+
+def test_seeds_make_runs_repeat_and_threads_are_set(capsys):
+    draws = []
+    for _ in range(2):
+        start(threads=1)
+        draws.append((random.random(), numpy.random.rand(), torch.rand(1).item()))
+    assert draws[0] == draws[1]
+    assert torch.get_num_threads() == 1
+    assert "minillm" in capsys.readouterr().out
+
+
+def test_another_projects_minillm_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "minillm", types.SimpleNamespace(__file__="/elsewhere/minillm/__init__.py"))
+    with pytest.raises(CourseError, match="another project's package.*pip uninstall minillm"):
+        session_module.check_package()
+
+
+def test_j06_a_library_replaced_after_loading_asks_for_a_restart():
+    """J06: before any heavy work, and not as a crash deep inside numpy."""
+    assert "restart the kernel" in version_problem("numpy", "2.1.0", "2.3.0")
+    assert version_problem("torch", "2.13.0+cpu", "2.13.0") == ""
+    assert version_problem("numpy", None, "2.3.0") == ""
+
+
+def test_j06_bounds_are_lower_bounds_and_too_old_is_named(monkeypatch):
+    """J06: nothing that is preloaded is ever replaced for being too new."""
+    from packaging.requirements import Requirement
+    monkeypatch.setattr(session_module, "requirements", lambda: [Requirement("numpy>=2.1")])
+    assert "numpy 1.26.4 is installed, >=2.1 is needed" in version_problem("numpy", None, "1.26.4")
+    assert version_problem("numpy", None, "9.0") == ""
+
+
+def test_j06_own_requirements_have_no_upper_pins():
+    """J06: an install in an environment with newer libraries swaps none of them."""
+    import tomllib
+    from pathlib import Path
+
+    from packaging.requirements import Requirement
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = project["dependencies"] + project["optional-dependencies"]["notebooks"]
+    operators = {spec.operator for line in lines for spec in Requirement(line).specifier}
+    assert operators == {">="}
+
+
+def test_j06_the_setup_cell_installs_without_dependencies():
+    """J06: the package alone; only small packages that Colab lacks are named beside it."""
+    from minillm.course.lint import setup_cell
+    lines = [line.strip() for line in setup_cell().splitlines() if "%pip" in line]
+    assert "--no-deps" in lines[0]
+    assert not any(name in line for line in lines for name in ("torch", "numpy", "transformers"))
+    assert len(setup_cell().splitlines()) <= 10
+
+
+def test_where_is_colab_without_the_parent_package(monkeypatch):
+    monkeypatch.delenv("BINDER_SERVICE_HOST", raising=False)
+    for name in [name for name in sys.modules if name == "google" or name.startswith("google.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(session_module, "find_spec", lambda name: (_ for _ in ()).throw(ModuleNotFoundError("google")))
+    assert where() == "local"
+    monkeypatch.setenv("BINDER_SERVICE_HOST", "x")
+    assert where() == "binder"
+    monkeypatch.setattr(session_module, "find_spec", lambda name: object())
+    assert where() == "colab"
+
+
+def test_cores_follow_what_was_asked(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert available_cores() == 3
+    monkeypatch.setenv("OMP_NUM_THREADS", "nonsense")
+    assert available_cores() >= 1
+
+
+def test_guesses_and_rungs_are_kept_between_notebooks(home):
+    first = start(threads=1)
+    first.ledger.predict("ceiling", 119, "tokens/s")
+    first.ladder.add("cache", notebook="06", predicted=40)
+    second = start(threads=1)
+    assert second.ledger["ceiling"].measured is None
+    assert second.ledger.measured("ceiling", 60).ratio == pytest.approx(119 / 60)
+    second.ladder.add("cache", notebook="06", predicted=40, measured=35)
+    assert [rung.measured for rung in second.ladder.rungs()] == [35]
+    assert "119 tokens/s" in second.ledger._repr_html_()
+    assert len(second.ledger.figure().rows) == len(second.ladder.figure().rows) == 1
+    assert sorted(path.name for path in (home / "course").iterdir()) == ["guesses.json", "ladder.json"]
+
+
+def test_a_kept_run_writes_nothing_and_measures_nothing(home, monkeypatch, capsys):
+    monkeypatch.setenv("MINILLM_LIVE", "0")
+    session = start(threads=1)
+    session.ledger.predict("x", 1, "s")
+    session.ladder.add("x", notebook="00", predicted=1)
+    assert session.measure("x", lambda: pytest.fail("measured")) is None
+    assert "run this cell to add your machine" in capsys.readouterr().out
+    assert not home.exists()
+
+
+def test_measuring_returns_the_values_and_records_only_when_asked(monkeypatch, tmp_path):
+    session = start(threads=1)
+    assert session.measure("x", lambda: {"a": 1}) == {"a": 1}
+    monkeypatch.setenv(RECORD_VARIABLE, "00_x")
+    monkeypatch.setattr(session_module, "data_folder", lambda: tmp_path)
+    monkeypatch.setattr(type(session), "card", lambda self: session_module.MachineCard(
+        device="cpu", device_name="test", num_threads=1, read_bytes_per_s=1e9, flops_per_s={"float32": 1e9},
+        operator_overhead_s=1e-6, noise=0.1, buffer_bytes=1))
+    session.measure("x", lambda: {"a": 1})
+    kept = json.loads((tmp_path / "measurements" / "course_x.json").read_text())
+    assert kept["samples"] == [{"a": 1}] and kept["environment"]["device_name"] == "test" and kept["environment"]["versions"]
+    assert (tmp_path / "measurements" / "course_card.json").exists()
+
+
+def test_a_broken_file_is_set_aside(tmp_path):
+    path = tmp_path / "guesses.json"
+    path.write_text("{not json")
+    store = Store(path)
+    assert store.values == {} and (tmp_path / "guesses.json.broken").exists()
+    store.put("a", 1)
+    assert Store(path).values == {"a": 1}
+
+
+def test_missing_data_says_what_to_do():
+    with pytest.raises(CourseError, match="Install the package again"):
+        data_file("quizzes/none.json")
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan")])
+def test_a_guess_is_above_zero(value):
+    with pytest.raises(CourseError, match="above 0"):
+        start(threads=1).ledger.predict("x", value, "s")
