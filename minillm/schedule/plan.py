@@ -5,28 +5,31 @@ One shape covers prefill, decode, chunk, prefix hit and draft: they differ only 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from minillm.request import Request
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """``num_tokens`` of ``request``'s known tokens, from position ``start``, are computed in this step."""
+    """``num_tokens`` of ``request``'s known tokens, from position ``start``, are computed in this step.
+
+    ``samples`` is True when the step reaches the last known token, so that its logits give the next one. It is fixed
+    when the plan is made: the request's counters move on, the plan does not.
+    """
 
     request: Request
     start: int
     num_tokens: int
+    samples: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "samples", self.end == self.request.num_known_tokens)
 
     @property
     def end(self) -> int:
         """Position after the last one computed; also the number of cached tokens once the step is done."""
         return self.start + self.num_tokens
-
-    @property
-    def samples(self) -> bool:
-        """True when the step reaches the last known token, so that its logits give the next one."""
-        return self.end == self.request.num_known_tokens
 
     @property
     def token_ids(self) -> list[int]:

@@ -1,0 +1,92 @@
+"""Small models and tokenizers that many tests share. No download, no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from minillm import LLM
+from minillm.attention.base import AttentionBackend, StepTensors
+from minillm.model.config import ModelConfig
+from minillm.model.decoder import Decoder
+from minillm.model.weights import expected_tensors
+from minillm.text.tokenizer import Tokenizer, byte_tokenizer
+
+EOS = 257
+
+
+class ScriptModel:
+    """Says what it is told: output token i of a prompt gets logit +20 at ``script(prompt)[i]``, everything else 0.
+
+    ``before(calls)`` may raise, or change the logits, to play a model that fails.
+    """
+
+    def __init__(self, script: Callable[[tuple[int, ...]], Sequence[int]], *, vocab_size: int, max_len: int = 4096):
+        self.script = script
+        self.config = ModelConfig(
+            model_type="llama", vocab_size=vocab_size, hidden_size=4, intermediate_size=4, num_layers=1, num_heads=1,
+            num_kv_heads=1, head_dim=4, max_position_embeddings=max_len, eos_token_ids=(EOS,),
+        )
+        self.device, self.dtype = torch.device("cpu"), torch.float32
+        self.steps: list[StepTensors] = []
+        self.edit: Callable[[int, StepTensors, Tensor], Tensor | None] = lambda call, step, logits: None
+
+    def forward(self, step: StepTensors, attention: AttentionBackend) -> Tensor:
+        self.steps.append(step)
+        logits = torch.zeros(len(step.logit_rows), self.config.vocab_size)
+        for row, flat in enumerate(step.logit_rows.tolist()):
+            sequence = next(s for s, end in enumerate(step.query_starts[1:]) if flat < end)
+            request = step.sequences[sequence]
+            script = self.script(request.prompt_token_ids)
+            output = step.positions[flat].item() + 1 - len(request.prompt_token_ids)
+            logits[row, script[min(output, len(script) - 1)]] = 20.0
+        edited = self.edit(len(self.steps), step, logits)
+        return logits if edited is None else edited
+
+
+@pytest.fixture
+def byte_tok() -> Tokenizer:
+    """BYTE: ids 0-255 are raw bytes; 256 bos, 257 eos, 258 and 259 the ChatML markers, 260 eot."""
+    return byte_tokenizer()
+
+
+@pytest.fixture
+def script_llm(byte_tok: Tokenizer) -> Callable[..., LLM]:
+    """``script_llm(ids)``: an LLM over BYTE whose every answer is ``ids`` (its last id repeats), or ``script(prompt)``."""
+    def make(script: Sequence[int] | Callable[[tuple[int, ...]], Sequence[int]], *, vocab_size: int = 261,
+             max_len: int = 4096, **options: object) -> LLM:
+        chosen = script if callable(script) else lambda prompt: list(script)
+        return LLM(ScriptModel(chosen, vocab_size=vocab_size, max_len=max_len), tokenizer=byte_tok, **options)
+    return make
+
+
+TINY = ModelConfig(
+    model_type="llama", vocab_size=261, hidden_size=32, intermediate_size=64, num_layers=2, num_heads=4, num_kv_heads=2,
+    head_dim=8, max_position_embeddings=64, eos_token_ids=(EOS,), tie_word_embeddings=True,
+)
+
+
+def tiny_decoder(config: ModelConfig = TINY, *, dtype: str = "float64", seed: int = 0, scale: float = 0.4) -> Decoder:
+    """TINY: a random decoder whose outputs vary (weights large enough that logits spread)."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {
+        name: torch.ones(shape) if name.endswith("norm.weight")
+        else torch.randn(shape, generator=generator) * scale
+        for name, shape in expected_tensors(config).items()
+    }
+    return Decoder.from_weights(config, weights, dtype=dtype)
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Decoder:
+    """The TINY decoder in float64."""
+    return tiny_decoder()
+
+
+@pytest.fixture
+def tiny_llm(tiny_model: Decoder, byte_tok: Tokenizer) -> Callable[..., LLM]:
+    """``tiny_llm(**options)``: an LLM over TINY and BYTE."""
+    return lambda **options: LLM(tiny_model, tokenizer=byte_tok, **options)
