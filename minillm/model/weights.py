@@ -14,6 +14,7 @@ from tqdm import tqdm
 from minillm.errors import ModelError
 from minillm.model.checkpoint import Checkpoint, Location, open_checkpoint
 from minillm.model.config import ModelConfig
+from minillm.model.converted import keep_converted, load_converted
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -68,16 +69,24 @@ def load_weights(path: str | Path, config: ModelConfig) -> dict[str, torch.Tenso
     """The tensors of :func:`expected_tensors`, on the CPU, in the file's precision (GGUF: dequantized to float32).
 
     A tied head is not in the result, even where the file holds one: the decoder uses ``embed_tokens.weight``. A
-    progress bar appears on a terminal when it takes over a second.
+    progress bar appears on a terminal when it takes over a second. Dequantized weights are kept for the next load
+    (see :mod:`minillm.model.converted`).
 
     Raises:
         ModelError: a missing or extra tensor, a missing shard, a wrong shape or a damaged file, by name, before any
             tensor is read.
     """
+    path, expected = Path(path), expected_tensors(config)
+    is_gguf = not path.is_dir()
+    if is_gguf and (kept := load_converted(path, expected)) is not None:
+        return kept
     checkpoint = open_checkpoint(path, config)
     places = _locate_all(checkpoint, config, str(path))
     bar = tqdm(places.items(), desc="Loading weights", unit="tensor", delay=1.0, leave=False, disable=None)
-    return {name: _read(checkpoint, place) for name, place in bar}
+    tensors = {name: _read(checkpoint, place) for name, place in bar}
+    if is_gguf:
+        keep_converted(path, tensors)
+    return tensors
 
 
 def _locate_all(checkpoint: Checkpoint, config: ModelConfig, path: str) -> dict[str, Location]:
