@@ -1,7 +1,7 @@
 """The command ``minillm``. Each command imports what it needs when it runs, so that ``minillm --help`` is instant.
 
 Exit codes: 0 done, 1 failed with one line that says why, 2 wrong usage, 130 stopped by Ctrl-C. No traceback for a
-user's mistake.
+user's mistake, unless MINILLM_DEBUG is set.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        if not (isinstance(error, (ValueError, OSError)) or type(error).__module__.startswith("minillm.")):
+        expected = isinstance(error, (ValueError, OSError)) or type(error).__module__.startswith("minillm.")
+        if not expected or os.environ.get("MINILLM_DEBUG"):
             raise  # a fault of the program: its traceback is worth more than one line
         print(f"minillm: {error}", file=sys.stderr)
         return 1

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from minillm.config import DTYPES
 from minillm.errors import InvalidRequest
-from minillm.request import SamplingParams
+from minillm.request import RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from minillm.llm import LLM, Stream
+    from minillm.measure.trace import Trace
 
 Parser = argparse.ArgumentParser
 Arguments = argparse.Namespace
@@ -163,3 +164,17 @@ def _answer(llm: LLM, messages: list[dict[str, str]], line: str, params: Samplin
     messages[:] = [*asked, {"role": "assistant", "content": said}]
     if stats and not stopped:
         print(_report(llm, stream.output, trace))
+
+
+def _report(llm: LLM, output: RequestOutput, trace: Trace) -> str:
+    from minillm.measure.bench import current_card
+    from minillm.measure.report import decode_bytes_per_token, format_report
+
+    device = llm.model.device.type
+    card = current_card(device, measure=False)
+    if card is None:
+        print("\nmeasuring this machine, once (about ten seconds) ...", file=sys.stderr)
+        card = current_card(device)
+    metrics = output.metrics
+    read = decode_bytes_per_token(llm.model, metrics.num_prompt_tokens, metrics.num_output_tokens)
+    return format_report(output, trace, bytes_per_token=read, card=card)

@@ -16,7 +16,7 @@ from minillm.config import DTYPES
 
 DISTRIBUTION = "minillm-course"
 # The download, the GGUF unpacked from it, and the converted weights beside it.
-ROOM_FOR_MODEL_BYTES = 600_000_000
+ROOM_FOR_MODEL_BYTES = 900_000_000
 
 
 class Finding(NamedTuple):
