@@ -33,7 +33,7 @@ COMMANDS = {
     "pull": Command("fetch a model into the cache", "minillm.cli.pull"),
     "doctor": Command("check this installation, and say what to do about each problem", "minillm.cli.doctor"),
     "card": Command("measure this machine and keep the result", "minillm.cli.card"),
-    "bench": Command("compare decoding and prefill with transformers", "minillm.measure.bench", run="main"),
+    "bench": Command("compare decoding and prefill with transformers", "minillm.measure.compare", run="main"),
     "course": Command("execute, lint and copy the course's notebooks", "minillm.course.commands", run="main"),
 }
 

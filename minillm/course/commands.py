@@ -19,12 +19,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action.add_argument("number", help="two digits, such as 00")
     lint = actions.add_parser("lint", help="hold notebooks against the anatomy of the course")
     lint.add_argument("number", nargs="?", help="two digits; all notebooks without it")
+    address = actions.add_parser("address", help="print the repository's address, or write a new one everywhere")
+    address.add_argument("new", nargs="?", metavar="OWNER/NAME", help="into badges, notebooks and metadata")
 
 
 def main(args: argparse.Namespace) -> int:
     """Run one sub-command; returns the exit code."""
     if args.action == "lint":
         return _lint(args.number)
+    if args.action == "address":
+        return _address(args.new)
     from minillm.course import execute
 
     path = find_notebook(args.number)
@@ -57,3 +61,11 @@ def _lint(number: str | None) -> int:
     faults = [f"{path.name}: {fault}" for path in paths for fault in lint_file(path)]
     print("\n".join(faults) or f"{len(paths)} {'notebook' if len(paths) == 1 else 'notebooks'}, no fault")
     return 1 if faults else 0
+
+
+def _address(new: str | None) -> int:
+    from minillm.course import address
+
+    changed = address.move(new) if new else []
+    print("\n".join([address.repository(), *(f"written: {path.name}" for path in changed)]))
+    return 0
