@@ -145,8 +145,10 @@ class Guard:
     def __call__(self, text: str) -> str:
         """``text`` with the marks that it needs."""
         for token in self._tokens:
-            if token in text:
-                text = text.replace(token, token[0] + self.mark + token[1:] if len(token) > 1 else token + self.mark)
+            while token in text:  # again, as one occurrence may overlap the next
+                if len(token) == 1:
+                    raise InvalidRequest(f"a message holds {token!r}, which is a control token of this model", "messages")
+                text = text.replace(token, token[0] + self.mark + token[1:])
         inner = text.strip()  # templates trim, so what counts is the first and last visible character
         lengths = range(1, min(len(inner), max(map(len, self._tokens), default=0)) + 1)
         if any(inner[:length] in self._tails for length in lengths):

@@ -14,10 +14,11 @@ from typing import Any
 import regex
 
 from minillm.errors import ModelError
+from minillm.text.unicode_age import cut_as_unicode_16
 
 Normalizer = Callable[[str], str]
-# (pieces, whether the first piece starts the text) -> pieces
-PreTokenizer = Callable[[list[str], bool], list[str]]
+PreTokenizer = Callable[[str, bool], list[str]]  # (text, whether it starts the whole text) -> pieces
+_Step = Callable[[list[str], bool], list[str]]
 
 GPT2_PATTERN = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 QWEN2_PATTERN = (r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"""
@@ -72,12 +73,13 @@ def build_pre_tokenizer(spec: Mapping[str, Any] | None) -> PreTokenizer:
         raise ModelError("pre-tokenizer 'ByteLevel' before another one is not supported: use another model")
     functions = [_pre_tokenizer_step(step) for step in steps]
 
-    def pre_tokenize(pieces: list[str], at_start: bool) -> list[str]:
+    def cut(text: str, at_start: bool) -> list[str]:
+        pieces = [text]
         for function in functions:
             pieces = function(pieces, at_start)
         return pieces
 
-    return pre_tokenize
+    return lambda text, at_start: cut_as_unicode_16(text, lambda known: cut(known, at_start))
 
 
 def flatten(spec: Mapping[str, Any] | None, member: str) -> list[Mapping[str, Any]]:
@@ -89,7 +91,7 @@ def flatten(spec: Mapping[str, Any] | None, member: str) -> list[Mapping[str, An
     return [spec]
 
 
-def _pre_tokenizer_step(spec: Mapping[str, Any]) -> PreTokenizer:
+def _pre_tokenizer_step(spec: Mapping[str, Any]) -> _Step:
     match spec["type"]:
         case "ByteLevel":
             return _byte_level(spec.get("add_prefix_space", True), spec.get("use_regex", True))
@@ -110,7 +112,7 @@ def _pattern(spec: Mapping[str, str]) -> regex.Pattern:
     return regex.compile(spec["Regex"] if "Regex" in spec else regex.escape(spec["String"], special_only=True))
 
 
-def _byte_level(add_prefix_space: bool, use_regex: bool) -> PreTokenizer:
+def _byte_level(add_prefix_space: bool, use_regex: bool) -> _Step:
     find = regex.compile(GPT2_PATTERN).findall
 
     def step(pieces: list[str], at_start: bool) -> list[str]:
@@ -122,7 +124,7 @@ def _byte_level(add_prefix_space: bool, use_regex: bool) -> PreTokenizer:
     return step
 
 
-def _metaspace(spec: Mapping[str, Any]) -> PreTokenizer:
+def _metaspace(spec: Mapping[str, Any]) -> _Step:
     mark = spec["replacement"]
     scheme = spec.get("prepend_scheme", "always" if spec.get("add_prefix_space", True) else "never")
     pattern = regex.compile(regex.escape(mark))

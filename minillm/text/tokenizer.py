@@ -98,7 +98,7 @@ class Tokenizer:
                 if isinstance(piece, int):
                     ids.append(piece)
                 elif piece := (piece.replace(guard, "") if guard else piece):
-                    ids += self.encoder.encode_pieces(self._pre_tokenize([piece], at_start))
+                    ids += self.encoder.encode_pieces(self._pre_tokenize(piece, at_start))
                 at_start = False
         return self._prefix_ids + ids + self._suffix_ids if add_special_tokens else ids
 
