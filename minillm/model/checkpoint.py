@@ -54,7 +54,7 @@ class Checkpoint(Protocol):
 
 
 def open_checkpoint(path: str | Path, config: ModelConfig) -> Checkpoint:
-    """The checkpoint at ``path``: a folder, or a GGUF file. Errors: ``ModelError``, saying which file and what to do."""
+    """The checkpoint at ``path``: a folder, or a GGUF file. ``ModelError`` where a file is missing or damaged."""
     return HFCheckpoint(Path(path)) if Path(path).is_dir() else GGUFCheckpoint(Path(path), config)
 
 
@@ -64,8 +64,7 @@ class HFCheckpoint:
     def __init__(self, folder: Path):
         self.folder = folder
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self.files = {}
-        self._file_of: dict[str, Path] = {}
+        self.files: dict[str, safe_open] = {}
         for file in self._find_files():
             self._open(file)
 
@@ -75,8 +74,8 @@ class HFCheckpoint:
             return [single]
         if index.is_file():
             try:
-                self.weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-                shards = [self.folder / name for name in sorted(set(self.weight_map.values()))]
+                weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+                shards = [self.folder / name for name in sorted(set(weight_map.values()))]
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ModelError(f"cannot read {index}: {error!r}; fetch the model again") from error
             for shard in shards:

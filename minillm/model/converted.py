@@ -1,7 +1,7 @@
 """Keep what was dequantized: a GGUF file's weights as float32 safetensors, which the next load maps from disk.
 
-Dequantizing the default model takes 1.5 s, mapping it 0.05 s (two-core CPU). The price is disk: 4 bytes a weight. It is a
-cache and no more: whatever goes wrong with it, the weights are dequantized again.
+Dequantizing the default model takes 1.5 s, mapping it 0.05 s (two-core CPU). The price is disk: 4 bytes a weight. It
+is a cache and no more: whatever goes wrong with it, the weights are dequantized again.
 """
 
 from __future__ import annotations

@@ -101,17 +101,16 @@ def _check_path(path: Path) -> Path:
 def _hub_model(model: str, progress: bool) -> Path:
     """The folder of a hub id in huggingface_hub's own cache, fetched if need be."""
     import huggingface_hub
-    from huggingface_hub import errors
-    from tqdm.auto import tqdm
+    from huggingface_hub import errors, utils
 
-    class Bar(tqdm):
+    class QuietBar(utils.tqdm):
         def __init__(self, *args, **options):
-            super().__init__(*args, **{**options, "disable": not progress or options.get("disable")})
+            super().__init__(*args, **{**options, "disable": True})
 
     try:
         return Path(huggingface_hub.snapshot_download(
             model, allow_patterns=HUB_FILES, ignore_patterns=HUB_FILES_LEFT_OUT, local_files_only=is_offline(),
-            tqdm_class=Bar,
+            tqdm_class=None if progress else QuietBar,
         ))
     except errors.GatedRepoError as error:
         reason = "its owner asks you to accept a licence first; do so on its page, then run `hf auth login`"
