@@ -72,7 +72,7 @@ def _render(tokenizer: Tokenizer, messages: Sequence[Message], add_generation_pr
     plain = _plain_messages(messages)
     used = set(tokenizer.chat_template).union(*_strings(plain))
     guard, end_mark = _unused_characters(used)
-    guarded = [_guard_all(message, Guard(tokenizer, guard)) for message in plain]
+    guarded = _guard_all(plain, Guard(tokenizer, guard))
     if continue_final_message:
         # With a space behind it, the mark also shows whether the template trims.
         guarded[-1]["content"] += end_mark + " "
@@ -147,7 +147,7 @@ class Guard:
         for token in self._tokens:
             while token in text:  # again, as one occurrence may overlap the next
                 if len(token) == 1:
-                    raise InvalidRequest(f"a message holds {token!r}, which is a control token of this model", "messages")
+                    raise InvalidRequest(f"a message holds the model's control token {token!r}", "messages")
                 text = text.replace(token, token[0] + self.mark + token[1:])
         inner = text.strip()  # templates trim, so what counts is the first and last visible character
         lengths = range(1, min(len(inner), max(map(len, self._tokens), default=0)) + 1)
@@ -186,8 +186,9 @@ def _run_template(tokenizer: Tokenizer, messages: list[dict[str, Any]], add_gene
     except jinja2.TemplateSyntaxError as error:
         raise ModelError(f"the model's chat template is broken: {error}") from error
     try:
-        return template.render(messages=messages, add_generation_prompt=add_generation_prompt,
-                               **tokenizer.named_tokens)
+        # Templates test tools and documents against none, as if they were always passed.
+        return template.render(messages=messages, add_generation_prompt=add_generation_prompt, tools=None,
+                               documents=None, **tokenizer.named_tokens)
     except TemplateRefusal as error:
         raise InvalidRequest(str(error), "messages") from error
     except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:

@@ -13,6 +13,7 @@ import codecs
 from collections import deque
 from collections.abc import Sequence
 
+from minillm.errors import InvalidRequest
 from minillm.text.tokenizer import Tokenizer
 
 
@@ -105,31 +106,52 @@ class Detokenizer:
 class StopMatcher:
     """Finds strings in a stream of characters, each looked at once (Aho and Corasick, 1975).
 
-    A state is the longest suffix of the stream that begins a stop string; ``depth`` is its length.
+    Nodes are the beginnings of stop strings, in a tree. The state is the longest one that ends the stream; a node's
+    fallback is the next shorter one.
+
+    Raises:
+        InvalidRequest: an empty string, which would be found everywhere.
     """
 
     def __init__(self, strings: Sequence[str]):
-        self._strings = frozenset(strings)
-        self._prefixes = frozenset(string[:end] for string in strings for end in range(len(string) + 1))
-        self._next: dict[tuple[str, str], tuple[str, str | None]] = {}
-        self._state = ""
+        if "" in strings:
+            raise InvalidRequest("stop must not hold an empty string: it would end every answer at once", "stop")
+        self._children: list[dict[str, int]] = [{}]
+        self._depths, self._fallback, self._state = [0], [0], 0
+        self._found: list[str | None] = [None]  # the longest stop string that ends at a node
+        for string in strings:
+            self._insert(string)
+        nodes = deque([0])
+        while nodes:  # by depth, so that a fallback is ready before it is needed
+            node = nodes.popleft()
+            for char, child in self._children[node].items():
+                self._fallback[child] = self._step(self._fallback[node], char) if node else 0
+                self._found[child] = self._found[child] or self._found[self._fallback[child]]
+                nodes.append(child)
+
+    def _insert(self, string: str) -> None:
+        node = 0
+        for char in string:
+            if char not in self._children[node]:
+                self._children[node][char] = len(self._children)
+                self._children.append({})
+                self._depths.append(self._depths[node] + 1)
+                self._fallback.append(0)
+                self._found.append(None)
+            node = self._children[node][char]
+        self._found[node] = string
+
+    def _step(self, node: int, char: str) -> int:
+        while node and char not in self._children[node]:
+            node = self._fallback[node]
+        return self._children[node].get(char, 0)
 
     @property
     def depth(self) -> int:
         """How many of the last characters begin a stop string."""
-        return len(self._state)
+        return self._depths[self._state]
 
     def feed(self, char: str) -> str | None:
         """Take one character; returns the longest stop string that it completes."""
-        move = self._next.get((self._state, char))
-        if move is None:
-            suffixes = [(self._state + char)[start:] for start in range(len(self._state) + 2)]
-            state = next(suffix for suffix in suffixes if suffix in self._prefixes)
-            move = state, next((suffix for suffix in suffixes if suffix in self._strings), None)
-            if len(self._next) < _MOST_MOVES:
-                self._next[self._state, char] = move
-        self._state, stop = move
-        return stop
-
-
-_MOST_MOVES = 4096  # remembered transitions of the automaton; a stream of ever new characters must not grow it
+        self._state = self._step(self._state, char)
+        return self._found[self._state]

@@ -52,8 +52,7 @@ def tokenizer_from_folder(path: Path) -> Tokenizer:
         fuse_unknown=bool(model.get("fuse_unk")),
         ignore_merges=bool(model.get("ignore_merges")),
     )
-    ids = {**vocab, **{token.content: token.id for token in added}}
-    prefix_ids, suffix_ids = _template(spec.get("post_processor"), config, named, ids)
+    prefix_ids, suffix_ids = _template(spec.get("post_processor"))
     return Tokenizer(
         _byte_table(vocab.items(), added, to_bytes), encoder, added=added,
         normalizer=build_normalizer(spec.get("normalizer")), pre_tokenizer=build_pre_tokenizer(pre_tokenizer),
@@ -161,12 +160,8 @@ def _decoder(spec: Mapping[str, Any] | None) -> tuple[Callable[[str], bytes], bo
     return to_bytes, strip
 
 
-def _template(spec: Mapping[str, Any] | None, config: Mapping[str, Any], named: Mapping[str, str],
-              ids: Mapping[str, int]) -> tuple[list[int], list[int]]:
-    """The ids before and after a text. ``add_bos_token`` and ``add_eos_token`` of the config, where set, decide."""
-    if "add_bos_token" in config or "add_eos_token" in config:
-        return tuple([ids[named[f"{name}_token"]]] if config.get(f"add_{name}_token") and f"{name}_token" in named
-                     else [] for name in ("bos", "eos"))
+def _template(spec: Mapping[str, Any] | None) -> tuple[list[int], list[int]]:
+    """The ids before and after a text. (``add_bos_token`` in tokenizer_config.json is older, and has no say.)"""
     prefix: list[int] = []
     suffix: list[int] = []
     for step in flatten(spec, "processors"):

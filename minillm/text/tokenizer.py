@@ -1,6 +1,6 @@
 """Text to ids and back, exactly as the model's own tokenizer does it. No torch.
 
-    text ──► added tokens cut out ──► normalize ──► pre-tokenize ──► byte pair encoding ──► template (BOS, EOS) ──► ids
+    text ──► cut out added tokens ──► normalize ──► pre-tokenize ──► byte pair encoding ──► add BOS, EOS ──► ids
     ids ──► each token's bytes ──► joined ──► UTF-8, invalid bytes as U+FFFD ──► text
 """
 

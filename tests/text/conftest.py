@@ -18,14 +18,16 @@ from minillm.text import pretokenize
 from minillm.text.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 WHITESPACE_AND_CONTROLS = [
     "", " ", "  ", "\n", "\n\n\n", "\t", " \t \n", "\r\n", "\r\r\n \n", "a\r\nb", "   x", "x   ", "\n  x\n\n   y  \n",
     "\u00a0x\u00a0\u00a0y", "\u2003 \u2009x", "\u3000x", "\u200bx\u200d", "\ufeffx", "\u2028x\u2029", "a\x00b",
     "\x1c\x1d\x1e\x1f x", "\x85x", "\x0b\x0c", "".join(map(chr, range(32))), "".join(map(chr, range(127, 161))),
-    "\ufffd\ufffe\uffff", "\U0010ffff", "\ue000", "x" + " " * 300 + "y", "\n" * 70, " \u0301x", "user\n\nWrite", "tab\tx",
+    "\ufffd\ufffe\uffff", "\U0010ffff", "\ue000", "x" + " " * 300 + "y", "\n" * 70, " \u0301x", "user\n\nWrite",
+    "tab\tx",
 ]
 
 

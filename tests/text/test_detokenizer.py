@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from minillm.errors import InvalidRequest
 from minillm.text.detokenizer import Detokenizer
 
-relaxed = settings(max_examples=200, deadline=None, derandomize=True,
+relaxed = settings(max_examples=100, deadline=None, derandomize=True,
                    suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -110,6 +111,12 @@ def test_stop_strings_against_searching_the_whole(byte_level, text, stop):
     delivered, detokenizer = stream(byte_level, text.encode(), stop=stop)
     assert "".join(delivered) == expected
     assert detokenizer.stop_string == longest
+
+
+def test_an_empty_stop_string_is_refused(byte_level):
+    """P02"""
+    with pytest.raises(InvalidRequest, match="empty"):
+        Detokenizer(byte_level, stop=["x", ""])
 
 
 def test_held_text_is_no_longer_than_the_match_in_progress(byte_level):
