@@ -243,3 +243,19 @@ def test_reading_is_the_same_as_the_gguf_package_reads(tmp_path, tiny):
     for tensor in reader.tensors:
         assert file.tensors[tensor.name].shape == tuple(reversed(tensor.shape.tolist()))
         assert np.array_equal(file.dequantize(tensor.name).ravel(), tensor.data.ravel())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in gguf.GGMLQuantizationType if kind in gguf.quants._type_traits])
+def test_every_type_the_gguf_package_dequantizes_is_read(kind, tmp_path):
+    block_elements, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    raw = np.random.default_rng(0).integers(0, 60, (5, 3 * block_bytes), np.uint8)  # small: no NaN among the scales
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tensor("odd", np.ones(7, np.float32))  # so that alignment matters
+    writer.add_tensor("weight", raw, raw_dtype=kind)
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    file = read_gguf(tmp_path / "model.gguf")
+    values = file.dequantize("weight")
+    assert values.shape == file.tensors["weight"].shape == (5, 3 * block_elements)
+    assert values.dtype == np.float32 and values.flags.writeable
+    assert np.array_equal(values, gguf.quants.dequantize(raw, kind))
