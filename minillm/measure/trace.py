@@ -60,15 +60,23 @@ class Trace:
             raise ValueError(f"a span must not end before it starts, got {start_s!r} to {end_s!r}")
         self.spans.append(Span(stage, start_s, end_s, request_id, index, args))
 
-    def by_stage(self, request_id: str | None = None) -> dict[str, float]:
-        """Seconds in each stage that occurred, in the order of :data:`STAGES`; of one request, or of all."""
-        totals = dict.fromkeys(STAGES, 0.0)
-        seen = set()
-        for span in self.spans:
-            if request_id in (None, span.request_id):
-                totals[span.stage] += span.duration_s
-                seen.add(span.stage)
-        return {stage: seconds for stage, seconds in totals.items() if stage in seen}
+    def of(self, request_id: str, index: int = 0) -> Trace:
+        """The spans of one choice of one request, as a trace of its own."""
+        part = Trace()
+        part.spans = [span for span in self.spans if (span.request_id, span.index) == (request_id, index)]
+        return part
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from the first start to the last end; 0 without spans."""
+        return max((s.end_s for s in self.spans), default=0.0) - min((s.start_s for s in self.spans), default=0.0)
+
+    def by_stage(self) -> dict[str, float]:
+        """Seconds in each stage that occurred, in the order of :data:`STAGES`."""
+        totals: dict[str, float] = {}
+        for span in sorted(self.spans, key=lambda span: STAGES.index(span.stage)):
+            totals[span.stage] = totals.get(span.stage, 0.0) + span.duration_s
+        return totals
 
     def to_chrome(self) -> dict[str, Any]:
         """The trace in Chrome's JSON format: a complete event ("X") a span, microseconds from the first span on, and

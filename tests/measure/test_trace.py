@@ -21,8 +21,11 @@ def small_trace() -> Trace:
 def test_seconds_are_summed_by_stage_in_the_order_of_a_request():
     assert list(small_trace().by_stage()) == ["prefill", "decode"]
     assert small_trace().by_stage() == pytest.approx({"prefill": 0.5, "decode": 0.2})
-    assert small_trace().by_stage("a") == pytest.approx({"prefill": 0.2, "decode": 0.2})
-    assert Trace().by_stage() == {}
+    only_a = small_trace().of("a")
+    assert only_a.by_stage() == pytest.approx({"prefill": 0.2, "decode": 0.2})
+    assert only_a.duration_s == pytest.approx(0.4)
+    assert len(small_trace().of("b", 1).spans) == 1 and small_trace().of("b").spans == []
+    assert Trace().by_stage() == {} and Trace().duration_s == 0.0
 
 
 def test_every_stage_is_documented_and_no_other_is_taken():

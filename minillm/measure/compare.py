@@ -1,0 +1,184 @@
+"""``minillm bench``: one request, minillm beside transformers, in fresh processes and alternating order. No torch here.
+
+A round takes one sample of every engine, each in a process of its own; every other round runs in reverse order, so
+that a machine that slows down or warms up favours nobody. The report shows medians with the middle half around them,
+and ratios of paired samples. Every raw sample is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minillm.measure.distribution import Spread, ratio_of_medians
+from minillm.measure.report import table
+from minillm.measure.results import Recording, environment
+
+if TYPE_CHECKING:
+    from minillm.measure.card import MachineCard
+    from minillm.measure.peers import SampleSpec
+
+DEFAULT_ENGINES = ("minillm-auto", "minillm-float32", "minillm-bfloat16", "transformers-float32", "transformers-bfloat16")
+# Each engine's ratio is to the other side in the type that its numbers compare to; "auto" promises float32's answers.
+BASELINES = {"minillm-auto": "transformers-float32", "minillm-float32": "transformers-float32",
+             "minillm-bfloat16": "transformers-bfloat16", "minillm-float16": "transformers-float16"}
+SAMPLE_TIMEOUT_S = 900.0
+
+
+class SampleFailed(RuntimeError):
+    """A sample's process failed; the message has the end of what it said."""
+
+
+def sample_in_fresh_process(spec: SampleSpec) -> dict[str, Any]:
+    """The sample that ``minillm.measure.peers`` takes for ``spec``; :class:`SampleFailed` when it takes none."""
+    said = _run_peers(json.dumps(asdict(spec)))
+    return json.loads(said.strip().splitlines()[-1])
+
+
+def convert_in_fresh_process(model: str) -> None:
+    """Have the model ready for transformers, see :func:`minillm.measure.peers.hugging_face_folder`."""
+    _run_peers("--convert", model)
+
+
+def _run_peers(*arguments: str) -> str:
+    command = [sys.executable, "-m", "minillm.measure.peers", *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SAMPLE_TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise SampleFailed(f"no sample within {SAMPLE_TIMEOUT_S:.0f} s: {' '.join(arguments)}") from error
+    if done.returncode or not done.stdout.strip() and "--convert" not in arguments:
+        tail = "\n".join(done.stderr.strip().splitlines()[-5:])
+        raise SampleFailed(f"the process of {' '.join(arguments)} ended with {done.returncode}:\n{tail}")
+    return done.stdout
+
+
+def run_comparison(
+    spec: SampleSpec, engines: Sequence[str], rounds: int, *, name: str, card: MachineCard | None = None,
+    take: Callable[[SampleSpec], dict[str, Any]] = sample_in_fresh_process, say: Callable[[str], None] = print,
+) -> Recording:
+    """``rounds`` samples of each engine. ``spec.engine`` is replaced by each; ``take`` takes one sample.
+
+    Raises:
+        ValueError: no round or engine, or the same engine twice.
+        SampleFailed: from ``take``; what was taken until then is lost, as unpaired samples compare nothing.
+    """
+    if rounds < 1 or not engines or len(set(engines)) != len(engines):
+        raise ValueError(f"at least one round of one or more different engines, got {rounds} of {list(engines)}")
+    samples = []
+    for round_number in range(rounds):
+        for engine in engines if round_number % 2 == 0 else reversed(engines):
+            sample = take(replace(spec, engine=engine))
+            samples.append({"round": round_number, **sample})
+            say(f"round {round_number + 1} of {rounds}  {engine:<22} {sample['decode_tokens_per_s'] or 0:7.1f} tokens/s")
+    settings = asdict(spec) | {"engines": list(engines), "rounds": rounds}
+    del settings["engine"]
+    where = environment(device=samples[0].get("device"), num_threads=samples[0].get("num_threads"),
+                        card=asdict(card) if card else None)
+    return Recording(name=name, samples=samples, settings=settings, environment=where)
+
+
+def format_comparison(recording: Recording) -> str:
+    """Medians (middle half), then ratios to the other side's median, then who made the same tokens."""
+    settings, card = recording.settings, recording.environment.get("card")
+    engines, best = settings["engines"], card["read_bytes_per_s"] if card else None
+    rows = [["engine", "decode tokens/s", "TTFT ms", f"prefill {settings['prefill_tokens']} ms", "read GB/s",
+             "of best", "peak MB"]]
+    for engine in engines:
+        def column(key: str, scale: float, engine: str = engine) -> str:
+            return _spread_text(recording.values(key, engine=engine), scale)
+        rates = recording.values("read_bytes_per_s", engine=engine)
+        share = f"{Spread.of(rates).median / best:.0%}" if best and rates else "n/a"
+        peaks = recording.values("peak_rss_bytes", engine=engine)
+        rows.append([engine, column("decode_tokens_per_s", 1), column("ttft_s", 1e3), column("prefill_s", 1e3),
+                     f"{Spread.of(rates).median / 1e9:.1f}" if rates else "n/a", share,
+                     f"{Spread.of(peaks).median / 1e6:,.0f}" if peaks else "n/a"])
+    lines = [
+        f"{settings['model']}, one request, {settings['prompt_tokens']} prompt and {settings['new_tokens']} new tokens, "
+        f"{settings['rounds']} rounds in fresh processes; median (middle half)",
+        table(rows), *_ratio_lines(recording, engines), *_same_token_lines(recording, engines),
+    ]
+    if best:
+        lines.append(f"best memory read of this machine: {best / 1e9:.1f} GB/s; a model that partly stays in the "
+                     f"{card['cache_bytes'] / 1e6:,.0f} MB cache can pass it")
+    return "\n".join(lines)
+
+
+def _spread_text(values: Sequence[float], scale: float) -> str:
+    if not values:
+        return "n/a"
+    spread = Spread.of(value * scale for value in values)
+    return f"{spread.median:,.1f} ({spread.low:,.1f}-{spread.high:,.1f})"
+
+
+def _ratio_lines(recording: Recording, engines: Sequence[str]) -> list[str]:
+    rows = [["times as fast as", "", "decode", "TTFT", "prefill"]]
+    for engine in engines:
+        baseline = BASELINES.get(engine)
+        if baseline in engines:
+            rows.append([engine, baseline, *(_speedup(recording, key, engine, baseline)
+                                             for key in ("decode_tokens_per_s", "ttft_s", "prefill_s"))])
+    return ["", table(rows)] if len(rows) > 1 else []
+
+
+def _speedup(recording: Recording, key: str, engine: str, baseline: str) -> str:
+    """How many times as fast, whether the key is a speed or a time; the rounds are the pairs."""
+    ours, theirs = (_by_round(recording, key, name) for name in (engine, baseline))
+    if not ours or len(ours) != len(theirs):
+        return "n/a"
+    ratio = ratio_of_medians(ours, theirs) if key.endswith("_per_s") else ratio_of_medians(theirs, ours)
+    return f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
+
+
+def _by_round(recording: Recording, key: str, engine: str) -> list[float]:
+    return [value for number in range(recording.settings["rounds"])
+            for value in recording.values(key, engine=engine, round=number)]
+
+
+def _same_token_lines(recording: Recording, engines: Sequence[str]) -> list[str]:
+    made = {engine: {sample["tokens_sha256"] for sample in recording.samples if sample["engine"] == engine}
+            for engine in engines}
+    unsteady = [engine for engine in engines if len(made[engine]) > 1]
+    pairs = [(engine, BASELINES[engine]) for engine in engines if BASELINES.get(engine) in engines]
+    lines = [f"{ours} and {theirs} made {'the same' if made[ours] == made[theirs] else 'different'} tokens"
+             for ours, theirs in pairs]
+    return ["", *lines, *(f"{engine} made different tokens in different rounds" for engine in unsteady)]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``minillm bench``."""
+    parser.add_argument("--model", default="smollm2-135m", help="name, folder, .gguf file or hub id")
+    parser.add_argument("--rounds", type=int, default=5, help="samples of each engine (default 5)")
+    parser.add_argument("--prompt-tokens", type=int, default=128)
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--prefill-tokens", type=int, default=1024, help="length of the prefill alone; 0 leaves it out")
+    parser.add_argument("--engines", default=",".join(DEFAULT_ENGINES), help="names with commas between them")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path, help="file for the raw samples (default: data/measurements/compare-DATE.json)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run ``minillm bench`` with parsed options; 0 when every sample was taken, 1 when one failed, 2 on bad options."""
+    from minillm.measure.bench import current_card
+    from minillm.measure.peers import SampleSpec, parse_engine
+
+    engines = [name.strip() for name in args.engines.split(",") if name.strip()]
+    spec = SampleSpec("", args.model, args.device, args.prompt_tokens, args.new_tokens, args.prefill_tokens)
+    name = args.out.stem if args.out else f"compare-{datetime.now(UTC):%Y-%m-%d-%H%M%S}"
+    try:
+        sides = {parse_engine(engine)[0] for engine in engines}
+        if "transformers" in sides:
+            convert_in_fresh_process(args.model)
+        recording = run_comparison(spec, engines, args.rounds, name=name, card=current_card(args.device))
+    except (SampleFailed, ValueError) as error:
+        print(f"minillm bench: {error}", file=sys.stderr)
+        return 1 if isinstance(error, SampleFailed) else 2
+    path = recording.save(args.out)
+    print("", format_comparison(recording), "", f"every sample: {path}", sep="\n")
+    return 0
