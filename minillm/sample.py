@@ -106,10 +106,8 @@ def _race(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 
 
 def lowest_argmax(values: Tensor) -> Tensor:
-    """Index of each row's largest value, the lowest one among equals: ``[N, V]`` without NaN gives int64 ``[N]``."""
-    size = values.shape[-1]
-    ids = torch.arange(size, dtype=torch.int32, device=values.device)
-    return ids.where(values == values.amax(-1, keepdim=True), size).amin(-1).long()
+    """Index of each row's largest value, the lowest one among equals: ``[N, V]`` gives int64 ``[N]``."""
+    return values.max(-1).indices   # torch.max promises the first of several maxima
 
 
 def _why_unusable(best: float) -> str:

@@ -46,6 +46,17 @@ def test_s02_top_p_keeps_a_token_while_the_mass_before_it_is_below(probabilities
     assert survivors(log(*probabilities).double(), top_p=top_p) == expected
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_moves_no_border(dtype):
+    """S02: a mass that is exactly top_p, or a token exactly min_p times as likely, whatever the logits' offset."""
+    for parts in range(2, 60):
+        even = torch.full((1, parts), 1 / parts, dtype=dtype).log()
+        for inside in range(1, parts):
+            assert survivors(even, top_p=inside / parts) == list(range(inside))
+        unequal = torch.tensor([[0.7, 0.7 / parts, 0.01 / parts]], dtype=dtype).log()
+        assert survivors(unequal + 3.3 * parts % 7, min_p=1 / parts) == [0, 1]
+
+
 @pytest.mark.parametrize("top_k, expected", [(0, 5), (-1, 5), (1, 1), (4, 4), (5, 5), (6, 5), (1_000_000, 5), (10**30, 5)])
 def test_s04_top_k_off_one_all_and_beyond(top_k, expected):
     """S04."""
