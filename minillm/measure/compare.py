@@ -30,6 +30,13 @@ DEFAULT_ENGINES = ("minillm-auto", "minillm-float32", "minillm-bfloat16", "trans
 BASELINES = {"minillm-auto": "transformers-float32", "minillm-float32": "transformers-float32",
              "minillm-bfloat16": "transformers-bfloat16", "minillm-float16": "transformers-float16"}
 SAMPLE_TIMEOUT_S = 900.0
+TEXT = """The river rises in the hills above the town and runs north for two hundred miles before it meets the sea. In spring
+the snow melts and the water is high and brown; by August a child can walk across at the old ford and hardly wet her
+knees. Millers were the first to settle here. They built three wheels, a bakery and a small stone bridge, and for a
+century nothing much was added. Then the railway came, and with it a sawmill, a bank, a school for girls, two newspapers
+that never agreed, and a clock that was always four minutes late. People set their watches by it anyway, so that the
+whole town arrived late together, and visitors who came on time found the shops shut, the streets empty and the kettle
+cold. """
 
 
 class SampleFailed(RuntimeError):
@@ -52,11 +59,23 @@ def _run_peers(*arguments: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SAMPLE_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
-        raise SampleFailed(f"no sample within {SAMPLE_TIMEOUT_S:.0f} s: {' '.join(arguments)}") from error
+        raise SampleFailed(f"no sample within {SAMPLE_TIMEOUT_S:.0f} s from {arguments[-1][:60]}...") from error
     if done.returncode or not done.stdout.strip() and "--convert" not in arguments:
         tail = "\n".join(done.stderr.strip().splitlines()[-5:])
-        raise SampleFailed(f"the process of {' '.join(arguments)} ended with {done.returncode}:\n{tail}")
+        raise SampleFailed(f"the process for {arguments[-1][:60]}... ended with {done.returncode}:\n{tail}")
     return done.stdout
+
+
+def benchmark_ids(model: str, prompt_tokens: int, prefill_tokens: int) -> tuple[list[int], list[int]]:
+    """Ids of :data:`TEXT` (repeated as needed) in the model's own tokenizer: a prompt, and what follows it for the long
+    prefill, so that neither is the start of the other."""
+    from minillm.model.hub import resolve
+    from minillm.text.tokenizer import load_tokenizer
+
+    ids = load_tokenizer(resolve(model)).encode(TEXT, add_special_tokens=False)
+    total = prompt_tokens + prefill_tokens
+    ids = (ids * (total // len(ids) + 1))[:total]
+    return ids[:prompt_tokens], ids[prompt_tokens:]
 
 
 def run_comparison(
@@ -77,8 +96,10 @@ def run_comparison(
             sample = take(replace(spec, engine=engine))
             samples.append({"round": round_number, **sample})
             say(f"round {round_number + 1} of {rounds}  {engine:<22} {sample['decode_tokens_per_s'] or 0:7.1f} tokens/s")
-    settings = asdict(spec) | {"engines": list(engines), "rounds": rounds}
-    del settings["engine"]
+    settings = {
+        "model": spec.model, "prompt_tokens": len(spec.prompt_ids), "new_tokens": spec.new_tokens,
+        "prefill_tokens": len(spec.prefill_ids), "engines": list(engines), "rounds": rounds,
+    }
     where = environment(device=samples[0].get("device"), num_threads=samples[0].get("num_threads"),
                         card=asdict(card) if card else None)
     return Recording(name=name, samples=samples, settings=settings, environment=where)
@@ -169,12 +190,13 @@ def main(args: argparse.Namespace) -> int:
     from minillm.measure.peers import SampleSpec, parse_engine
 
     engines = [name.strip() for name in args.engines.split(",") if name.strip()]
-    spec = SampleSpec("", args.model, args.device, args.prompt_tokens, args.new_tokens, args.prefill_tokens)
     name = args.out.stem if args.out else f"compare-{datetime.now(UTC):%Y-%m-%d-%H%M%S}"
     try:
         sides = {parse_engine(engine)[0] for engine in engines}
         if "transformers" in sides:
             convert_in_fresh_process(args.model)
+        prompt_ids, prefill_ids = benchmark_ids(args.model, args.prompt_tokens, args.prefill_tokens)
+        spec = SampleSpec("", args.model, prompt_ids, prefill_ids, args.new_tokens, args.device)
         recording = run_comparison(spec, engines, args.rounds, name=name, card=current_card(args.device))
     except (SampleFailed, ValueError) as error:
         print(f"minillm bench: {error}", file=sys.stderr)

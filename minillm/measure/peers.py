@@ -5,7 +5,7 @@
 
 What makes the sides comparable: the same weights, ids and number of new tokens; greedy, with end-of-sequence ids
 ignored; tokens timed one by one in the process that makes them, so that decode speed is (N - 1) / (last - first) on
-both; a warm-up before, on other ids, so that nothing cached from it can help.
+both; a warm-up before, on the ids in reverse, so that no prefix cached from it can help.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
 import re
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,21 +34,20 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class SampleSpec:
-    """What to time. ``engine`` is ``"minillm-DTYPE"`` or ``"transformers-DTYPE"``; ``prefill_tokens`` 0 skips that."""
+    """What to time: ``engine`` (``"minillm-DTYPE"`` or ``"transformers-DTYPE"``) continues ``prompt_ids`` by
+    ``new_tokens``; then the prefill of ``prefill_ids`` alone (none: left out)."""
 
     engine: str
     model: str
-    device: str = "auto"
-    prompt_tokens: int = 128
+    prompt_ids: Sequence[int]
+    prefill_ids: Sequence[int] = ()
     new_tokens: int = 128
-    prefill_tokens: int = 1024
-    seed: int = 0
+    device: str = "auto"
 
 
 class BenchEngine(Protocol):
     """What a side has to offer."""
 
-    vocab_size: int
     context_tokens: int
 
     def generate(self, token_ids: list[int], num_new_tokens: int) -> tuple[RequestMetrics, list[int]]:
@@ -65,7 +64,6 @@ class MinillmEngine:
         from minillm import LLM
 
         self.llm = LLM(model, dtype=dtype, device=device)
-        self.vocab_size = self.llm.tokenizer.vocab_size
         self.context_tokens = self.llm.engine.max_model_len
 
     def generate(self, token_ids: list[int], num_new_tokens: int) -> tuple[RequestMetrics, list[int]]:
@@ -93,7 +91,6 @@ class TransformersEngine:
         self.device = device
         # Without an end id no token is masked or checked for: the leanest loop that makes exactly N tokens.
         self.model.generation_config.eos_token_id = None
-        self.vocab_size = self.model.config.vocab_size
         self.context_tokens = self.model.config.max_position_embeddings
 
     def generate(self, token_ids: list[int], num_new_tokens: int) -> tuple[RequestMetrics, list[int]]:
@@ -198,13 +195,12 @@ def take_sample(spec: SampleSpec) -> dict[str, Any]:
     start_s = time.perf_counter()
     engine = load_engine(spec.engine, spec.model, device)
     load_s = time.perf_counter() - start_s
-    rng = random.Random(spec.seed)
-    metrics, token_ids = _timed(engine, rng, spec.prompt_tokens, spec.new_tokens)
-    bytes_per_token = engine.bytes_per_token(spec.prompt_tokens, spec.new_tokens)
+    metrics, token_ids = _timed(engine, spec.prompt_ids, spec.new_tokens)
+    bytes_per_token = engine.bytes_per_token(len(spec.prompt_ids), spec.new_tokens)
     speed = metrics.decode_tokens_per_s
     prefill_s = None
-    if 0 < spec.prefill_tokens < engine.context_tokens:
-        prefill_s = _timed(engine, rng, spec.prefill_tokens, 1)[0].ttft_s
+    if 0 < len(spec.prefill_ids) < engine.context_tokens:
+        prefill_s = _timed(engine, spec.prefill_ids, 1)[0].ttft_s
     return {
         "engine": spec.engine, "decode_tokens_per_s": speed, "ttft_s": metrics.ttft_s, "prefill_s": prefill_s,
         "e2e_s": metrics.e2e_s, "token_times_s": [t - metrics.arrival_s for t in metrics.token_times_s],
@@ -214,11 +210,10 @@ def take_sample(spec: SampleSpec) -> dict[str, Any]:
     }
 
 
-def _timed(engine: BenchEngine, rng: random.Random, num_prompt: int, num_new: int) -> tuple[RequestMetrics, list[int]]:
-    """A warm-up on other ids of the same length, then the run that counts."""
-    warmup_ids, ids = ([rng.randrange(engine.vocab_size) for _ in range(num_prompt)] for _ in range(2))
-    engine.generate(warmup_ids, min(num_new, WARMUP_TOKENS))
-    metrics, token_ids = engine.generate(ids, num_new)
+def _timed(engine: BenchEngine, ids: Sequence[int], num_new: int) -> tuple[RequestMetrics, list[int]]:
+    """A warm-up of the same length, then the run that counts."""
+    engine.generate(list(reversed(ids)), min(num_new, WARMUP_TOKENS))
+    metrics, token_ids = engine.generate(list(ids), num_new)
     if not len(token_ids) == len(metrics.token_times_s) == num_new:
         raise RuntimeError(f"{num_new} tokens asked, {len(token_ids)} made, {len(metrics.token_times_s)} timed")
     return metrics, token_ids
