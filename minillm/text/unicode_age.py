@@ -1,8 +1,8 @@
 """Characters younger than the Unicode tables of the ``tokenizers`` library. No torch.
 
-A pattern's ``\\p{L}`` means the letters that the tokenizer's own tables know: those of Unicode 16. The ``regex`` package
-follows newer versions of Unicode, so letters assigned since would be cut differently: to the model they are characters
-of no class. Found by comparing the two on every code point; a test repeats that.
+A pattern's ``\\p{L}`` means the letters that the tokenizer's own tables know: those of Unicode 16. The ``regex``
+package follows newer versions of Unicode, so letters assigned since would be cut differently: to the model they are
+characters of no class. Found by comparing the two on every code point; a test repeats that.
 """
 
 from __future__ import annotations
