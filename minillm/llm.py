@@ -111,7 +111,7 @@ class LLM:
                 ids = [as_token_id(token_id) for token_id in self._encode(text)[1]]
                 self.engine.check_ids("prompt", ids)
                 if not 0 < len(ids) <= most:
-                    raise InvalidRequest(f"it has {len(ids)} tokens; at least 1 and at most {most} can be scored", "prompt")
+                    raise InvalidRequest(f"it has {len(ids)} tokens; from 1 to {most} can be scored", "prompt")
                 encoded.append(ids)
         return [ScoreOutput(ids, [None, *self.engine.score(ids)]) for ids in encoded]
 
@@ -164,7 +164,7 @@ class LLM:
         arrival_s, params = time.perf_counter(), params or SamplingParams()
         listed = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(listed) != len(prompts):
-            raise InvalidRequest(f"{len(prompts)} prompts, {len(listed)} SamplingParams; give one, or as many", "params")
+            raise InvalidRequest(f"{len(prompts)} prompts, {len(listed)} SamplingParams: give one or as many", "params")
         jobs, start_s = [], arrival_s
         for index, (prompt, own) in enumerate(zip(prompts, listed, strict=True)):
             with _naming(f"prompt {index}"):
