@@ -12,6 +12,8 @@ from pathlib import Path
 
 from minillm.measure.results import now, read_strict_json, write_atomically
 
+NOISY = 0.25
+
 
 @dataclass(frozen=True, kw_only=True)
 class MachineCard:
@@ -67,14 +69,17 @@ class MachineCard:
     def describe(self) -> str:
         """The card in a few lines."""
         rates = ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in self.flops_per_s.items())
-        return "\n".join([
+        lines = [
             f"machine card: {self.device_name} ({self.device}, {self.num_threads} threads), {self.measured_at}",
             f"  reads memory at   {self.read_bytes_per_s / 1e9:,.1f} GB/s  "
             f"(buffer {self.buffer_bytes / 1e6:,.0f} MB, last-level cache {self.cache_bytes / 1e6:,.0f} MB)",
             f"  multiplies at     {rates} GFLOP/s",
             f"  operator overhead {self.operator_overhead_s * 1e6:.2f} µs a call",
             f"  noise             {self.noise:.0%} (middle half of repeated runs)",
-        ])
+        ]
+        if self.noise > NOISY:
+            lines.append("  other work ran meanwhile: measure again on an idle machine before you trust this")
+        return "\n".join(lines)
 
 
 def card_path() -> Path:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,18 +26,19 @@ if TYPE_CHECKING:
     from minillm.measure.card import MachineCard
     from minillm.measure.peers import SampleSpec
 
-DEFAULT_ENGINES = ("minillm-auto", "minillm-float32", "minillm-bfloat16", "transformers-float32", "transformers-bfloat16")
+DEFAULT_ENGINES = ("minillm-auto", "minillm-float32", "minillm-bfloat16", "transformers-float32",
+                   "transformers-bfloat16")
 # Each engine's ratio is to the other side in the type that its numbers compare to; "auto" promises float32's answers.
 BASELINES = {"minillm-auto": "transformers-float32", "minillm-float32": "transformers-float32",
              "minillm-bfloat16": "transformers-bfloat16", "minillm-float16": "transformers-float16"}
 SAMPLE_TIMEOUT_S = 900.0
-TEXT = """The river rises in the hills above the town and runs north for two hundred miles before it meets the sea. In spring
-the snow melts and the water is high and brown; by August a child can walk across at the old ford and hardly wet her
-knees. Millers were the first to settle here. They built three wheels, a bakery and a small stone bridge, and for a
-century nothing much was added. Then the railway came, and with it a sawmill, a bank, a school for girls, two newspapers
-that never agreed, and a clock that was always four minutes late. People set their watches by it anyway, so that the
-whole town arrived late together, and visitors who came on time found the shops shut, the streets empty and the kettle
-cold. """
+TEXT = """The river rises in the hills above the town and runs north for two hundred miles before it meets the sea. In
+spring the snow melts and the water is high and brown; by August a child can walk across at the old ford and hardly
+wet her knees. Millers were the first to settle here. They built three wheels, a bakery and a small stone bridge, and
+for a century nothing much was added. Then the railway came, and with it a sawmill, a bank, a school for girls, two
+newspapers that never agreed, and a clock that was always four minutes late. People set their watches by it anyway, so
+that the whole town arrived late together, and visitors who came on time found the shops shut, the streets empty and
+the kettle cold. """
 
 
 class SampleFailed(RuntimeError):
@@ -80,7 +82,8 @@ def benchmark_ids(model: str, prompt_tokens: int, prefill_tokens: int) -> tuple[
 
 def run_comparison(
     spec: SampleSpec, engines: Sequence[str], rounds: int, *, name: str, card: MachineCard | None = None,
-    take: Callable[[SampleSpec], dict[str, Any]] = sample_in_fresh_process, say: Callable[[str], None] = print,
+    take: Callable[[SampleSpec], dict[str, Any]] = sample_in_fresh_process,
+    say: Callable[[str], None] = partial(print, flush=True),
 ) -> Recording:
     """``rounds`` samples of each engine. ``spec.engine`` is replaced by each; ``take`` takes one sample.
 
@@ -95,7 +98,8 @@ def run_comparison(
         for engine in engines if round_number % 2 == 0 else reversed(engines):
             sample = take(replace(spec, engine=engine))
             samples.append({"round": round_number, **sample})
-            say(f"round {round_number + 1} of {rounds}  {engine:<22} {sample['decode_tokens_per_s'] or 0:7.1f} tokens/s")
+            speed = sample["decode_tokens_per_s"] or 0.0
+            say(f"round {round_number + 1} of {rounds}  {engine:<22} {speed:7.1f} tokens/s")
     settings = {
         "model": spec.model, "prompt_tokens": len(spec.prompt_ids), "new_tokens": spec.new_tokens,
         "prefill_tokens": len(spec.prefill_ids), "engines": list(engines), "rounds": rounds,
@@ -121,8 +125,8 @@ def format_comparison(recording: Recording) -> str:
                      f"{Spread.of(rates).median / 1e9:.1f}" if rates else "n/a", share,
                      f"{Spread.of(peaks).median / 1e6:,.0f}" if peaks else "n/a"])
     lines = [
-        f"{settings['model']}, one request, {settings['prompt_tokens']} prompt and {settings['new_tokens']} new tokens, "
-        f"{settings['rounds']} rounds in fresh processes; median (middle half)",
+        f"{settings['model']}, one request, {settings['prompt_tokens']} prompt and {settings['new_tokens']} new "
+        f"tokens, {settings['rounds']} rounds in fresh processes; median (middle half)",
         table(rows), *_ratio_lines(recording, engines), *_same_token_lines(recording, engines),
     ]
     if best:
@@ -181,7 +185,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prefill-tokens", type=int, default=1024, help="length of the prefill alone; 0 leaves it out")
     parser.add_argument("--engines", default=",".join(DEFAULT_ENGINES), help="names with commas between them")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, help="file for the raw samples (default: data/measurements/compare-DATE.json)")
+    parser.add_argument("--out", type=Path, help="file of the samples (default: data/measurements/compare-DATE.json)")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""The field's latency numbers, each defined once, here. Engine, server, benchmark and notebooks all read these. No torch.
+"""The field's latency numbers, each defined once, here. Engine, server, benchmark and notebooks read these. No torch.
 
     arrival      admitted        first token   token   token         last token = finished (or a little later)
        |---queue---|----prefill------|--gap--|---gap---|---- ... ----|

@@ -94,7 +94,8 @@ class FakeEngine:
     def generate(self, ids: list[int], n: int):
         self.calls.append((ids, n))
         n += self.make
-        return RequestMetrics(1.0, token_times_s=[1.0 + 0.01 * (i + 5) for i in range(n)], finished_s=2.0), list(range(n))
+        times = [1.0 + 0.01 * (i + 5) for i in range(n)]
+        return RequestMetrics(1.0, token_times_s=times, finished_s=2.0), list(range(n))
 
     def bytes_per_token(self, prompt: int, new: int) -> float:
         return 1000.0

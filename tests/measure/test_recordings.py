@@ -16,7 +16,7 @@ from minillm.measure.results import Recording, environment, git_commit
 
 
 def recording(**more) -> Recording:
-    samples = [{"engine": "a", "s": 1.0}, {"engine": "b", "s": 2.0}, {"engine": "a", "s": None}, {"engine": "a", "s": 3.0}]
+    samples = [{"engine": engine, "s": value} for engine, value in (("a", 1.0), ("b", 2.0), ("a", None), ("a", 3.0))]
     return Recording(name="run-1", samples=samples, settings={"rounds": 2}, environment=environment(), **more)
 
 
@@ -59,8 +59,9 @@ def test_the_commit_is_that_of_the_checkout_or_none(tmp_path, monkeypatch):
 
 
 def card() -> MachineCard:
-    return MachineCard(device="cpu", device_name="Test CPU", num_threads=2, read_bytes_per_s=20e9, operator_overhead_s=1e-6,
-                       flops_per_s={"float32": 1e11}, noise=0.05, buffer_bytes=10**9, versions={"torch": "2.13.0"})
+    return MachineCard(device="cpu", device_name="Test CPU", num_threads=2, read_bytes_per_s=20e9,
+                       operator_overhead_s=1e-6, flops_per_s={"float32": 1e11}, noise=0.05, buffer_bytes=10**9,
+                       versions={"torch": "2.13.0"})
 
 
 def test_a_card_is_kept_in_the_cache_folder(tmp_path, monkeypatch):
@@ -88,10 +89,12 @@ def test_a_card_is_stale_when_device_threads_or_torch_changed():
 
 def test_a_card_describes_itself_with_units():
     text = card().describe()
+    assert "idle" not in text and "idle" in replace(card(), noise=0.4).describe()
     assert "20.0 GB/s" in text and "float32 100 GFLOP/s" in text and "1.00 µs" in text and "5%" in text
 
 
 def test_the_room_needs_no_torch():
     modules = ["distribution", "metrics", "trace", "card", "results", "report", "compare"]
-    code = "import sys; " + "; ".join(f"import minillm.measure.{name}" for name in modules) + "; print('torch' in sys.modules)"
+    imports = "; ".join(f"import minillm.measure.{name}" for name in modules)
+    code = f"import sys; {imports}; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

@@ -15,8 +15,8 @@ from minillm.request import CompletionOutput, RequestOutput
 
 
 def config(**more) -> ModelConfig:
-    return ModelConfig(model_type="llama", vocab_size=32, hidden_size=8, intermediate_size=16, num_layers=2, num_heads=2,
-                       num_kv_heads=1, head_dim=4, max_position_embeddings=64, **more)
+    return ModelConfig(model_type="llama", vocab_size=32, hidden_size=8, intermediate_size=16, num_layers=2,
+                       num_heads=2, num_kv_heads=1, head_dim=4, max_position_embeddings=64, **more)
 
 
 def card() -> MachineCard:
