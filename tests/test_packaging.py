@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,23 @@ def test_what_runs_here_is_what_is_pinned() -> None:
         assert metadata.version(name).partition("+")[0] == pinned[name], f"{name}: run make setup"
 
 
+def test_a_wheel_holds_every_module_and_the_course_data(tmp_path: Path) -> None:
+    """What Colab installs is not a checkout: data/ must come along."""
+    source = tmp_path / "source"
+    shutil.copytree(ROOT / "minillm", source / "minillm", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "data", source / "data")
+    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
+        shutil.copy(ROOT / name, source / name)
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet", "-w", str(tmp_path), "."]
+    run = subprocess.run(build, cwd=source, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    (wheel,) = tmp_path.glob("minillm_course-*.whl")
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    wanted = {path.relative_to(source).as_posix() for path in (source / "minillm").rglob("*") if path.is_file()}
+    wanted |= {f"minillm/{path.relative_to(source).as_posix()}" for path in (source / "data").rglob("*.json")}
+    assert held == wanted
+
+
 def test_the_makefile_offers_its_commands_and_says_so() -> None:
     printed = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert all(f"make {target} " in printed for target in TARGETS)
@@ -163,6 +181,11 @@ def test_a_prompt_reaches_the_command_as_it_was_written(tmp_path: Path) -> None:
     prompt = "say \"hi\"; it's `date` & more"
     run = subprocess.run(["make", "-s", "demo", f"VENV={tmp_path}", f"PROMPT={prompt}"], cwd=ROOT, capture_output=True, text=True)
     assert run.stdout == prompt
+
+
+def test_the_readme_gives_the_test_command_without_make_too() -> None:
+    (options,) = re.findall(r"^NBVAL := (.+)$", (ROOT / "Makefile").read_text("utf-8"), re.M)
+    assert f"python -m pytest {options} tests notebooks" in (ROOT / "README.md").read_text("utf-8")
 
 
 def test_ci_runs_the_readme_test_command() -> None:
