@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from minillm.attention import torch_backend
 from minillm.attention.base import StepTensors
 from minillm.attention.torch_backend import (
     ContiguousAttention, PaddedAttention, UncachedAttention, causal_attention, causal_mask,
@@ -168,8 +169,17 @@ def test_padding_is_never_seen_and_gives_zeros() -> None:
             assert torch.equal(out[row, : begin - first], torch.zeros_like(out[row, : begin - first]))
 
 
-def test_a_row_with_every_key_masked_is_zero_in_every_dtype() -> None:
-    """K03."""
+def textbook_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """Attention by its formula, whose softmax over nothing is NaN."""
+    scores = query.float() @ keys.float().mT * query.shape[-1] ** -0.5
+    return (scores.masked_fill(~mask, -math.inf).softmax(-1) @ values.float()).to(query.dtype)
+
+
+@pytest.mark.parametrize("kernel", ["torch", "textbook"])
+def test_a_row_with_every_key_masked_is_zero_in_every_dtype(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """K03: whether or not the kernel guards itself against rows that see nothing."""
+    if kernel == "textbook":
+        monkeypatch.setattr(torch_backend, "scaled_dot_product_attention", textbook_attention)
     config = make_config(layers=1, num_heads=2)
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         attention = PaddedAttention(config, [0, 4], max_columns=4, dtype=dtype, device="cpu")

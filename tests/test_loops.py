@@ -91,6 +91,7 @@ def test_left_padding_leaves_positions_alone() -> None:
     """K03: lengths 5 and 2 have positions 0..4 and 0, 1; the next tokens 5 and 2."""
     prefill = padded_step([[1] * 5, [0, 0, 0, 1, 1]], 0, [0, 3])
     assert prefill.positions.tolist()[:5] == [0, 1, 2, 3, 4] and prefill.positions.tolist()[8:] == [0, 1]
+    assert prefill.positions.min() >= 0  # an embedding of positions, or a table, has no row -3
     assert padded_step([[1], [1]], 5, [0, 3]).positions.tolist() == [5, 2]
 
 

@@ -182,7 +182,7 @@ class PaddedAttention:
         mask = causal_mask(width, end, self.windows[layer], query.device) & self.is_token[:, None, :end]
         mask = mask.unsqueeze(1)  # [B, 1, W, end]
         out = scaled_dot_product_attention(query.unflatten(0, (-1, width)).transpose(1, 2), keys, values, mask)
-        out = torch.where(mask.any(-1, keepdim=True), out, 0.0)  # a softmax over nothing is no number
+        out = torch.where(mask.any(-1, keepdim=True), out, 0.0)  # some kernels give NaN where nothing is seen
         return out.transpose(1, 2).flatten(0, 1)
 
     def free(self, sequence: object) -> None:
