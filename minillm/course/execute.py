@@ -52,6 +52,7 @@ def run(notebook: Any, folder: Path, variables: dict[str, str]) -> int:
     from nbclient.exceptions import CellExecutionError
 
     client = NotebookClient(notebook, timeout=_TIMEOUT_S, kernel_name="python3", record_timing=False,
+                            extra_arguments=["--IPKernelApp.log_level=40"],  # errors of the kernel, not its advice
                             resources={"metadata": {"path": str(folder)}})
     try:
         client.execute(env=os.environ | variables)

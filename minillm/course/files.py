@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +18,18 @@ class CourseError(ValueError):
 
 
 def data_file(name: str) -> Path:
-    """The path of a shipped data file, such as ``"quizzes/00.json"``: beside the package in a checkout, or where pip
-    put the distribution's data files.
+    """The path of a shipped data file, such as ``"quizzes/00.json"``: beside the package in a checkout, inside it once
+    installed.
 
     Raises:
         CourseError: when it is in neither place.
     """
-    beside = _PACKAGE.parent / "data" / name
-    if beside.is_file():
-        return beside
-    try:
-        installed = metadata.files("minillm-course") or []
-    except metadata.PackageNotFoundError:
-        installed = []
-    for file in installed:
-        if file.as_posix().endswith(f"share/minillm-course/{name}"):
-            return Path(str(file.locate()))
-    raise CourseError(f"data file {name!r} is missing: it is neither in {beside.parent} nor among the files of an "
-                      "installed minillm-course. Install the package again, or work in a complete checkout.")
+    places = [_PACKAGE.parent / "data" / name, _PACKAGE / "data" / name]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise CourseError(f"data file {name!r} is missing; looked in {places[0].parent} and {places[1].parent}. "
+                          "Install the package again, or work in a complete checkout.")
+    return found
 
 
 def data_folder() -> Path:

@@ -1,0 +1,51 @@
+"""A traced request as plain numbers, ready for a figure, a table and a recorded file."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from minillm.measure.distribution import percentile
+from minillm.measure.trace import Trace
+from minillm.request import RequestOutput
+
+Record = dict[str, Any]
+
+
+def request_record(output: RequestOutput, trace: Trace, since_s: float | None = None, load_s: float = 0.0) -> Record:
+    """One request's stages and four numbers, in seconds since ``since_s`` (default: its arrival).
+
+    Args:
+        since_s: when the caller asked, on the same clock; earlier than arrival when something had to be loaded first.
+        load_s: how long loading took, from ``since_s`` on; it becomes a span of its own.
+    """
+    metrics = output.metrics
+    start_s = metrics.arrival_s if since_s is None else since_s
+    spans: list[list[Any]] = [["load", 0.0, round(load_s, 6)]] if load_s else []
+    spans += [[span.stage, round(span.start_s - start_s, 6), round(span.end_s - start_s, 6)] for span in trace.spans
+              if span.request_id == output.request_id and span.duration_s > 0]
+    return {"spans": spans, "num_prompt_tokens": metrics.num_prompt_tokens, "num_output_tokens": metrics.num_output_tokens,
+            "first_token_s": metrics.first_token_s - start_s, "ttft_s": metrics.ttft_s, "tpot_s": metrics.tpot_s,
+            "itl_s": metrics.itl_s, "e2e_s": metrics.e2e_s}
+
+
+def median_request(records: Sequence[Record]) -> Record:
+    """The record whose end-to-end time is the median: one that really happened, not a mixture of several."""
+    ordered = sorted(records, key=lambda record: record["e2e_s"])
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def spread(records: Sequence[Record], number: str) -> tuple[float, float, float]:
+    """Least, median and most of a number over repeated requests."""
+    values = [record[number] for record in records]
+    return min(values), statistics.median(values), max(values)
+
+
+def four_numbers(record: Record) -> dict[str, float]:
+    """The four numbers of a record in milliseconds, for a table; ITL by its percentiles."""
+    return {
+        "TTFT (ms)": record["ttft_s"] * 1e3, "TPOT (ms)": record["tpot_s"] * 1e3,
+        **{f"ITL p{q} (ms)": percentile(record["itl_s"], q) * 1e3 for q in (50, 95, 99)},
+        "end to end (ms)": record["e2e_s"] * 1e3,
+    }
