@@ -150,11 +150,13 @@ class Engine:
 
     def advance(self, submission: Submission) -> None:
         """Return when ``submission`` has a piece to take or is finished, driving the engine meanwhile."""
-        while not (submission.pieces or submission.is_finished):
+        while not submission.pieces:
             if self._lock.acquire(timeout=_HANDOVER_S):
                 try:
-                    if not (submission.pieces or submission.is_finished):
-                        self.step()
+                    # Only between steps: within one, a request is finished before its last piece is there.
+                    if submission.pieces or submission.is_finished:
+                        return
+                    self.step()
                 finally:
                     self._lock.release()
 

@@ -161,7 +161,7 @@ class LLM:
     def _run(self, prompts: Sequence[Any], encode: Callable[[Any], tuple[str | None, list[int]]],
              params: SamplingParams | Sequence[SamplingParams] | None) -> list[RequestOutput]:
         """Encode and validate everything, and only then submit and drive it to the end."""
-        arrival_s, params = time.perf_counter(), params or SamplingParams()
+        arrival_s, params = time.perf_counter(), SamplingParams() if params is None else params
         listed = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(listed) != len(prompts):
             raise InvalidRequest(f"{len(prompts)} prompts, {len(listed)} SamplingParams: give one or as many", "params")

@@ -49,6 +49,8 @@ class Choice:
             setattr(self.output, name, getattr(self.request, name))
         for name in ("admitted_s", "finished_s", "num_cached_tokens", "num_preemptions"):
             setattr(self.metrics, name, getattr(self.request, name))
+        if self.output.finish_reason in ("error", "cancelled"):
+            self.metrics.failure = self.output.finish_reason
         return text
 
 

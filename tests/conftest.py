@@ -24,11 +24,12 @@ class ScriptModel:
     ``before(calls)`` may raise, or change the logits, to play a model that fails.
     """
 
-    def __init__(self, script: Callable[[tuple[int, ...]], Sequence[int]], *, vocab_size: int, max_len: int = 4096):
+    def __init__(self, script: Callable[[tuple[int, ...]], Sequence[int]], *, vocab_size: int, max_len: int = 4096,
+                 eos_token_ids: tuple[int, ...] = (EOS,)):
         self.script = script
         self.config = ModelConfig(
             model_type="llama", vocab_size=vocab_size, hidden_size=4, intermediate_size=4, num_layers=1, num_heads=1,
-            num_kv_heads=1, head_dim=4, max_position_embeddings=max_len, eos_token_ids=(EOS,),
+            num_kv_heads=1, head_dim=4, max_position_embeddings=max_len, eos_token_ids=eos_token_ids,
         )
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self.steps: list[StepTensors] = []
@@ -57,9 +58,10 @@ def byte_tok() -> Tokenizer:
 def script_llm(byte_tok: Tokenizer) -> Callable[..., LLM]:
     """``script_llm(ids)``: an LLM over BYTE whose every answer is ``ids`` (its last id repeats), or ``script(prompt)``."""
     def make(script: Sequence[int] | Callable[[tuple[int, ...]], Sequence[int]], *, vocab_size: int = 261,
-             max_len: int = 4096, **options: object) -> LLM:
+             max_len: int = 4096, eos_token_ids: tuple[int, ...] = (EOS,), **options: object) -> LLM:
         chosen = script if callable(script) else lambda prompt: list(script)
-        return LLM(ScriptModel(chosen, vocab_size=vocab_size, max_len=max_len), tokenizer=byte_tok, **options)
+        model = ScriptModel(chosen, vocab_size=vocab_size, max_len=max_len, eos_token_ids=eos_token_ids)
+        return LLM(model, tokenizer=byte_tok, **options)
     return make
 
 
