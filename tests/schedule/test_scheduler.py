@@ -89,3 +89,18 @@ def test_stages_follow_from_the_counters():
         seen.append((plan.scheduled[0].stage, plan.scheduled[0].start, plan.num_tokens))
         scheduler.commit(plan, [1])
     assert seen == [("prefill", 0, 4), ("decode", 4, 1), ("decode", 5, 1)]
+
+
+def test_a_long_prompt_takes_no_step_from_those_who_decode_and_is_read_itself():
+    """Every running request that is one token behind is in every plan, and so is the prompt that came meanwhile."""
+    scheduler = Scheduler(max_num_seqs=3)
+    first, second, long = make(0, 3, 50), make(1, 2, 50), make(2, 400, 5)
+    for request in (first, second):
+        scheduler.add(request)
+    for step in range(8):
+        if step == 4:
+            scheduler.add(long)
+        plan = scheduler.schedule()
+        scheduler.commit(plan, [1] * len(plan.sampling))
+        assert first.num_output_tokens == second.num_output_tokens == step + 1
+        assert long.num_computed_tokens > 0 or step < 4
