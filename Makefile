@@ -2,7 +2,7 @@
 
 VENV ?= .venv
 PYTHON ?= python3 python3.13 python3.12 python3.11
-PROMPT ?= What is the capital of France, and what is it known for?
+PROMPT ?= What is a transformer in machine learning? Answer in two sentences.
 WORKERS ?= 2
 TESTS ?= tests notebooks
 # The package index with the CPU build of torch, as PyTorch's installation page gives it. Empty: pip's own choice.

@@ -8,7 +8,7 @@ import textwrap
 from html import escape
 from pathlib import Path
 
-PROMPT = "Why is the sky blue?"
+PROMPT = "What is a transformer in machine learning? Answer in two sentences."
 TYPED = f'$ make demo PROMPT="{PROMPT}"'
 COLUMNS, SIZE, LINE, PAD = 88, 14, 19, 18
 CHAR = SIZE * 0.6015  # width of a monospaced character
