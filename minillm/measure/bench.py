@@ -74,7 +74,10 @@ def measure_card(device: str = "auto", seconds: float = 6.0) -> MachineCard:
     device = resolve_device(device)
     cache_bytes = last_level_cache_bytes(device)
     buffer_bytes = _buffer_bytes(device, cache_bytes)
+    start_s, start_cpu_s = time.perf_counter(), time.process_time()
     read_rate, read_noise = _measure_read(device, buffer_bytes, seconds * 0.4)
+    threads_s = (time.perf_counter() - start_s) * torch.get_num_threads()
+    cpu_share = min(1.0, (time.process_time() - start_cpu_s) / threads_s) if device == "cpu" else 1.0
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
     matmuls = {str(dtype).removeprefix("torch."): _measure_matmul(device, dtype, seconds * 0.15) for dtype in dtypes}
     overhead_s = _measure_overhead(device, seconds * 0.1)
@@ -83,7 +86,7 @@ def measure_card(device: str = "auto", seconds: float = 6.0) -> MachineCard:
         num_threads=torch.get_num_threads(), read_bytes_per_s=read_rate,
         flops_per_s={name: rate for name, (rate, _) in matmuls.items()}, operator_overhead_s=overhead_s,
         noise=max(read_noise, *(noise for _, noise in matmuls.values())), buffer_bytes=buffer_bytes,
-        cache_bytes=cache_bytes, versions=package_versions() | {"torch": torch.__version__},
+        cpu_share=cpu_share, cache_bytes=cache_bytes, versions=package_versions() | {"torch": torch.__version__},
     )
 
 

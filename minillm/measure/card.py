@@ -12,7 +12,7 @@ from pathlib import Path
 
 from minillm.measure.results import now, read_strict_json, write_atomically
 
-NOISY = 0.25
+NOISY, LEAST_CPU_SHARE = 0.25, 0.8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,7 @@ class MachineCard:
         operator_overhead_s: time per call of an operator that has next to nothing to compute.
         noise: relative spread (interquartile range over median) of the same work repeated; a difference of two single
             measurements below about twice that says nothing.
+        cpu_share: how much of its threads' time this process really got while it read; well below 1, others ran too.
         cache_bytes: the last-level cache as the system reports it; 0 where it does not.
     """
 
@@ -38,6 +39,7 @@ class MachineCard:
     operator_overhead_s: float
     noise: float
     buffer_bytes: int
+    cpu_share: float = 1.0
     cache_bytes: int = 0
     versions: dict[str, str] = field(default_factory=dict)
     measured_at: str = field(default_factory=now)
@@ -66,6 +68,11 @@ class MachineCard:
         changes = [f"{name} was {was} and is {now_is}" for name, (was, now_is) in pairs.items() if was != now_is]
         return "; ".join(changes) or None
 
+    @property
+    def busy(self) -> bool:
+        """True when other work ran while the card was measured, so that the ceilings are too low."""
+        return self.noise > NOISY or self.cpu_share < LEAST_CPU_SHARE
+
     def describe(self) -> str:
         """The card in a few lines."""
         rates = ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in self.flops_per_s.items())
@@ -77,7 +84,7 @@ class MachineCard:
             f"  operator overhead {self.operator_overhead_s * 1e6:.2f} µs a call",
             f"  noise             {self.noise:.0%} (middle half of repeated runs)",
         ]
-        if self.noise > NOISY:
+        if self.busy:
             lines.append("  other work ran meanwhile: measure again on an idle machine before you trust this")
         return "\n".join(lines)
 

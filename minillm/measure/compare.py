@@ -93,7 +93,7 @@ def run_comparison(
     """
     if rounds < 1 or not engines or len(set(engines)) != len(engines):
         raise ValueError(f"at least one round of one or more different engines, got {rounds} of {list(engines)}")
-    samples = []
+    samples, where = [], environment(card=asdict(card) if card else None)  # before our own load counts as the machine's
     for round_number in range(rounds):
         for engine in engines if round_number % 2 == 0 else reversed(engines):
             sample = take(replace(spec, engine=engine))
@@ -104,8 +104,7 @@ def run_comparison(
         "model": spec.model, "prompt_tokens": len(spec.prompt_ids), "new_tokens": spec.new_tokens,
         "prefill_tokens": len(spec.prefill_ids), "engines": list(engines), "rounds": rounds,
     }
-    where = environment(device=samples[0].get("device"), num_threads=samples[0].get("num_threads"),
-                        card=asdict(card) if card else None)
+    where |= {key: samples[0].get(key) for key in ("device", "num_threads")}
     return Recording(name=name, samples=samples, settings=settings, environment=where)
 
 

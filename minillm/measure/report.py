@@ -65,7 +65,8 @@ def _bandwidth_line(metrics: RequestMetrics, bytes_per_token: float | None, card
     rate = bytes_per_token * metrics.decode_tokens_per_s
     share = "this machine has no card yet" if card is None else (
         f"{rate / card.read_bytes_per_s:.0%} of the {card.read_bytes_per_s / 1e9:.1f} GB/s this machine reads at best")
-    return f"  memory read  {rate / 1e9:8.1f} GB/s ({share})"
+    busy = "\n" + " " * 15 + "(other work ran while that was measured: `minillm card` measures again)"
+    return f"  memory read  {rate / 1e9:8.1f} GB/s ({share}){busy if card and card.busy else ''}"
 
 
 def stage_lines(trace: Trace) -> list[str]:

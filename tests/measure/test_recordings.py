@@ -90,6 +90,7 @@ def test_a_card_is_stale_when_device_threads_or_torch_changed():
 def test_a_card_describes_itself_with_units():
     text = card().describe()
     assert "idle" not in text and "idle" in replace(card(), noise=0.4).describe()
+    assert "idle" in replace(card(), cpu_share=0.5).describe()
     assert "20.0 GB/s" in text and "float32 100 GFLOP/s" in text and "1.00 µs" in text and "5%" in text
 
 

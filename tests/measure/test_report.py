@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -54,7 +55,10 @@ def test_what_has_no_value_is_not_applicable_instead_of_zero(times):
     assert "where the time went: nothing was traced" in format_report(output(times), Trace())
 
 
-def test_without_a_card_the_share_is_left_out():
+def test_a_missing_card_and_a_doubtful_one_are_said_to_be_so():
+    assert "measures again" not in format_report(output([0.4, 0.5]), None, bytes_per_token=1e9, card=card())
+    busy = replace(card(), cpu_share=0.4)
+    assert "measures again" in format_report(output([0.4, 0.5]), None, bytes_per_token=1e9, card=busy)
     assert "no card yet" in format_report(output([0.4, 0.5]), None, bytes_per_token=1e9)
 
 
