@@ -8,17 +8,18 @@ nearly halves the time. Three kernels, each probed once per process on a tiny pr
     onednn        packed            as the weights   as is   the order in which the kernel reads, laid out once
     dense         plain             as the weights   as is   ``torch.nn.functional.linear``: any device, any dtype
 
-Measured on two x86 servers with two threads, time of all linear layers of a 135M model against ``dense`` in the same
-dtype: onednn bfloat16 takes 0.65-0.9 at 1 row, 0.75-0.95 at 8 and 1.0 from 128 rows on; onednn float32 takes 0.6-1.1
-at 1 row (dense depends on the CPU's vendor), 0.5-0.9 at 8, 0.8-1.1 at 128 and more. fbgemm-fp16 takes 0.55-0.65 of
-onednn float32 up to 8 rows, 0.8-0.9 at 32, and 1.0-1.2 from 128 on. No kernel loses enough at any row count to be
-worth a second copy of the weights. The packed kernels also give a row the same bits in nearly every batch size;
-dense may not.
+onednn and dense read the same bytes, so the quicker of the two for one row on this device is taken: dense float32
+where MKL is at home takes 0.88 of onednn's time for all linear layers of a 135M model at 1 row, 1.0 at 4, 1.2 at 16,
+1.1 at 128; elsewhere onednn takes 0.6 of dense's. onednn bfloat16 takes 0.73 of dense at 1 row and 0.9-1.0 from 8 on.
+fbgemm-fp16 takes 0.65-0.75 of the better float32 up to 8 rows, 0.9 at 32 and 1.0-1.2 from 128 on. None loses enough
+at any row count to be worth a second copy of the weights. A packed kernel also gives a row the same bits in nearly
+every batch size; dense may not.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
 from functools import lru_cache
 
@@ -102,7 +103,9 @@ class Fp16WeightLinear(Linear):
         self.num_bytes = 2 * math.ceil(outputs / 16) * 16 * math.ceil(inputs / 512) * 512 + _num_bytes(bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._apply(x, self._packed)
+        # Without this, torch asks the packed weight for a __torch_function__ that it hasn't: 10 of a call's 14 us.
+        with torch._C.DisableTorchFunctionSubclass():
+            return self._apply(x, self._packed)
 
     @property
     def weight(self) -> Tensor:
@@ -140,12 +143,14 @@ def activation_dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 
 def choose_kernel(dtype: str, device: torch.device) -> str:
-    """The kernel's name for the option ``dtype`` on ``device``: the first of its list that passes the probe."""
+    """The kernel's name for the option ``dtype`` on ``device``: fewest bytes first, then the quickest for one row."""
     if device.type != "cpu":
         return "dense"
-    narrow = ["fbgemm-fp16"] if dtype == "auto" else []
     target = activation_dtype(dtype, device)
-    return next(kernel for kernel in [*narrow, "onednn", "dense"] if has_kernel(kernel, target))
+    if dtype == "auto" and has_kernel("fbgemm-fp16", target):
+        return "fbgemm-fp16"
+    return min((kernel for kernel in ("onednn", "dense") if has_kernel(kernel, target)),
+               key=lambda kernel: seconds_per_row(kernel, target))
 
 
 def describe_kernels(dtype: str, device: torch.device) -> str:
@@ -171,6 +176,25 @@ def has_kernel(kernel: str, dtype: torch.dtype) -> bool:
         return False
     tolerance = 1e-4 if dtype == torch.float32 and kernel == "onednn" else 2e-2
     return result.dtype == dtype and torch.allclose(result.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@lru_cache(maxsize=None)
+def seconds_per_row(kernel: str, dtype: torch.dtype) -> float:
+    """The best of 100 calls on one thread with one row and a 576 x 576 weight, which fits the cache.
+
+    One thread, because a busy machine would otherwise time the wait of two threads for each other.
+    """
+    layer, x = _KERNELS[kernel](torch.ones(576, 576, dtype=dtype), None), torch.ones(1, 576, dtype=dtype)
+    num_threads, best = torch.get_num_threads(), math.inf
+    torch.set_num_threads(1)
+    try:
+        for _ in range(100):
+            start = time.perf_counter()
+            layer(x)
+            best = min(best, time.perf_counter() - start)
+    finally:
+        torch.set_num_threads(num_threads)
+    return best
 
 
 def fits_float16(weight: Tensor) -> bool:

@@ -29,7 +29,9 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch):
     return remove
 
 
-@pytest.mark.parametrize("missing", [(), ("fbgemm-fp16",), ("fbgemm-fp16", "onednn")], ids=["all", "no-fp16", "none"])
+@pytest.mark.parametrize(
+    "missing", [(), ("fbgemm-fp16",), ("fbgemm-fp16", "onednn")], ids=["all", "no-fp16", "dense"]
+)
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_every_kernel_equals_the_float64_product_at_any_row_count(without_kernels, dtype, with_bias, missing):
@@ -44,6 +46,19 @@ def test_every_kernel_equals_the_float64_product_at_any_row_count(without_kernel
         expected = linear(x.double(), weight.double(), None if bias is None else bias.double())
         tolerance = TOLERANCES[dtype]
         torch.testing.assert_close(result.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_prepacked_weights_equal_the_float64_product_at_any_row_count(dtype):
+    if not has_kernel("onednn", dtype):
+        pytest.skip("this machine has no onednn kernel")
+    weight, bias = (random(70, 600) / 25).to(dtype), random(70, seed=1).to(dtype)
+    layer = OneDnnLinear(weight, bias)
+    for rows in (0, 1, 2, 5, 33, 130):
+        x = random(rows, 600, seed=rows).to(dtype)
+        tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+        expected = linear(x.double(), weight.double(), bias.double())
+        torch.testing.assert_close(layer(x).double(), expected, rtol=tolerance, atol=tolerance)
 
 
 def test_float32_is_never_narrowed():
@@ -112,6 +127,14 @@ def test_the_probe_says_no_when_an_operator_is_gone_wrong_or_refuses(monkeypatch
         assert choose_kernel("float32", CPU) == "dense"
     monkeypatch.undo()
     has_kernel.cache_clear()
+
+
+def test_of_two_kernels_that_read_the_same_bytes_the_quicker_is_taken(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "has_kernel", lambda kernel, dtype: True)
+    for quick, slow in (("onednn", "dense"), ("dense", "onednn")):
+        monkeypatch.setattr(module, "seconds_per_row", lambda kernel, dtype, slow=slow: 1.0 + (kernel == slow))
+        assert choose_kernel("float32", CPU) == choose_kernel("bfloat16", CPU) == quick
+        assert choose_kernel("auto", CPU) == "fbgemm-fp16"
 
 
 def test_the_choice_and_its_description_name_dtype_and_kernel(without_kernels):
