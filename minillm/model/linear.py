@@ -96,7 +96,8 @@ class Fp16WeightLinear(Linear):
     kernel = "fbgemm-fp16"
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
-        self._apply = torch.ops.quantized.linear_dynamic_fp16.default
+        # ._op is the operator without the checks in Python that only tracing needs: 1.5 us of each call
+        self._apply = torch.ops.quantized.linear_dynamic_fp16.default._op
         self._packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
         outputs, inputs = weight.shape
         self.bytes_read = 2 * outputs * inputs + _num_bytes(bias)
