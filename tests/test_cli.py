@@ -211,10 +211,10 @@ def test_chat_without_a_template_is_refused(run: Run, fake: Callable[..., Fake])
 
 
 def test_ctrl_c_ends_the_answer_between_two_steps_and_keeps_what_was_said(run: Run, fake: Callable[..., Fake]) -> None:
-    made = fake("abcdefgh")
+    made, before = fake("abcdefgh"), signal.getsignal(signal.SIGINT)
     interrupt_at(made.llm, 3)
     assert run("generate", "Hi") == (130, "abc\n", "")
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_step(run: Run, fake: Callable[..., Fake]) -> None:
