@@ -74,10 +74,7 @@ def measure_card(device: str = "auto", seconds: float = 6.0) -> MachineCard:
     device = resolve_device(device)
     cache_bytes = last_level_cache_bytes(device)
     buffer_bytes = _buffer_bytes(device, cache_bytes)
-    start_s, start_cpu_s = time.perf_counter(), time.process_time()
-    read_rate, read_noise = _measure_read(device, buffer_bytes, seconds * 0.4)
-    threads_s = (time.perf_counter() - start_s) * torch.get_num_threads()
-    cpu_share = min(1.0, (time.process_time() - start_cpu_s) / threads_s) if device == "cpu" else 1.0
+    read_rate, read_noise, cpu_share = _measure_read(device, buffer_bytes, seconds * 0.4)
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
     matmuls = {str(dtype).removeprefix("torch."): _measure_matmul(device, dtype, seconds * 0.15) for dtype in dtypes}
     overhead_s = _measure_overhead(device, seconds * 0.1)
@@ -90,17 +87,23 @@ def measure_card(device: str = "auto", seconds: float = 6.0) -> MachineCard:
     )
 
 
-def _measure_read(device: str, num_bytes: int, seconds: float) -> tuple[float, float]:
-    """Bytes read per second and its noise: the faster of two readers that touch each byte of the buffer once and
-    write next to nothing: a matrix times a vector (what decoding does), and a sum of whole numbers."""
+def _measure_read(device: str, num_bytes: int, seconds: float) -> tuple[float, float, float]:
+    """Bytes read per second, its noise, and the share of its threads' time that the process got meanwhile.
+
+    The faster of two readers that touch each byte of the buffer once and write next to nothing counts: a matrix times
+    a vector (what decoding does), and a sum of whole numbers.
+    """
     width = 4096
     matrix = torch.ones(num_bytes // (4 * width), width, device=device)
     vector = torch.ones(width, device=device)
     integers = matrix.view(torch.int64)
     readers = [lambda: torch.mv(matrix, vector), lambda: torch.sum(integers)]
+    start_s, start_cpu_s = time.perf_counter(), time.process_time()
     spreads = [Spread.of(time_repeated(reader, device, seconds / len(readers))) for reader in readers]
+    threads_s = (time.perf_counter() - start_s) * torch.get_num_threads()
+    cpu_share = min(1.0, (time.process_time() - start_cpu_s) / threads_s) if device == "cpu" else 1.0
     best = min(spreads, key=lambda spread: spread.median)
-    return matrix.numel() * 4 / best.median, best.relative
+    return matrix.numel() * 4 / best.median, best.relative, cpu_share
 
 
 def _measure_matmul(device: str, dtype: torch.dtype, seconds: float) -> tuple[float, float]:
