@@ -84,6 +84,7 @@ def stage_timeline(runs: Mapping[str, Spans], *, first_token_s: Mapping[str, flo
     if empty:
         _empty_panel(axes[-1, 0], empty)
     axes[-1, 0].set_xlabel("milliseconds since the caller asked (each panel has its own scale)")
+    used = {stage: used[stage] for stage in ("load", *STAGES) if stage in used}
     figure.legend(used.values(), used.keys(), loc="outside lower center", ncols=len(used), fontsize=8.5, frameon=False)
     rows = [(name, stage, *_total(spans, stage)) for name, spans in runs.items() for stage in _ordered(spans)]
     totals = {name: _total(spans, "load")[1] for name, spans in runs.items()}

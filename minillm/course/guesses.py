@@ -53,7 +53,12 @@ class Ledger:
         """Every guess, oldest first."""
         return [self[key] for key in self._store.values]
 
-    def _repr_html_(self) -> str:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": "\n".join(f"{guess.key}: {guess.predicted:.4g} {guess.unit}" for guess in self.guesses()),
+                "text/html": self.html()}
+
+    def html(self) -> str:
+        """The ledger as a table."""
         rows = [(g.key, f"{g.predicted:.4g} {g.unit}", None if g.measured is None else f"{g.measured:.4g} {g.unit}",
                  g.ratio) for g in self.guesses()]
         return html.table(("guess", "predicted", "measured", "predicted / measured"), rows)

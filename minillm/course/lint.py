@@ -25,7 +25,7 @@ FREE_TAGS = {"plot", "widget", "inspect", "nbval-ignore-output", "nbval-skip", "
 IGNORED_OUTPUT = "nbval-ignore-output"
 MUST_IGNORE = {"measure", "plot", "setup", "widget"}
 LIMITS = {"cells": 48, "code lines": 25, "median code lines": 8, "build lines": 20, "setup lines": 10,
-          "words a cell": 120, "words": 1800, "bytes": 300_000, "figures": 5}
+          "code width": 100, "words a cell": 120, "words": 1800, "bytes": 300_000, "figures": 5}
 SETUP = """\
 try:
     from minillm.course import start
@@ -127,7 +127,7 @@ def cell_ids(notebook: Any) -> Iterator[str]:
 
 
 def sizes(notebook: Any) -> Iterator[str]:
-    """Few cells, short cells, few words."""
+    """Few cells, short cells, few words; no line that a notebook would cut."""
     if len(notebook.cells) > LIMITS["cells"]:
         yield f"{len(notebook.cells)} cells, at most {LIMITS['cells']}"
     lines = {cell.id: _code_lines(cell) for cell in _code(notebook)}
@@ -136,6 +136,9 @@ def sizes(notebook: Any) -> Iterator[str]:
             else LIMITS["code lines"]
         if lines[cell.id] > limit:
             yield f"cell {cell.id!r} has {lines[cell.id]} lines, at most {limit}"
+        width = max(map(len, cell.source.splitlines()), default=0)
+        if width > LIMITS["code width"] and "setup" not in tags(cell):
+            yield f"cell {cell.id!r} has a line of {width} characters, at most {LIMITS['code width']}"
     if lines and statistics.median(lines.values()) > LIMITS["median code lines"]:
         yield f"the median code cell has {statistics.median(lines.values())} lines, at most {LIMITS['median code lines']}"
     words = {cell.id: count_words(cell.source) for cell in notebook.cells if cell.cell_type == "markdown"}

@@ -97,6 +97,7 @@ FAULTS = {  # rule and words of the message: how to break a good notebook
     ("sizes", "49 cells, at most 48"): lambda n: n.cells.extend(prose(f"p-{'x' * i}", "x") for i in range(1, 33)),
     ("sizes", "'proof' has 26 lines"): lambda n: cell(n, "proof").update(source="x = 1\n" * 26),
     ("sizes", "'piece' has 21 lines, at most 20"): lambda n: cell(n, "piece").update(source="x = 1\n" * 21),
+    ("sizes", "a line of 101 characters"): lambda n: cell(n, "proof").update(source="#" * 101),
     ("sizes", "median code cell has 9"): lambda n: [c.update(source="x = 1\n" * 9) for c in n.cells if c.id in (
         "guess", "piece", "proof", "same", "counted", "timed", "questions")],
     ("sizes", "'loses' has 121 words"): lambda n: cell(n, "loses").update(source="word " * 121),

@@ -104,7 +104,7 @@ def test_guesses_and_rungs_are_kept_between_notebooks(home):
     assert second.ledger.measured("ceiling", 60).ratio == pytest.approx(119 / 60)
     second.ladder.add("cache", notebook="06", predicted=40, measured=35)
     assert [rung.measured for rung in second.ladder.rungs()] == [35]
-    assert "119 tokens/s" in second.ledger._repr_html_()
+    assert "119 tokens/s" in second.ledger._repr_mimebundle_()["text/html"]
     assert len(second.ledger.figure().rows) == len(second.ladder.figure().rows) == 1
     assert sorted(path.name for path in (home / "course").iterdir()) == ["guesses.json", "ladder.json"]
 
