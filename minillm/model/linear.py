@@ -8,12 +8,17 @@ nearly halves the time. Three kernels, each probed once per process on a tiny pr
     onednn        packed            as the weights   as is   the order in which the kernel reads, laid out once
     dense         plain             as the weights   as is   ``torch.nn.functional.linear``: any device, any dtype
 
-onednn and dense read the same bytes, so the quicker of the two for one row on this device is taken: dense float32
-where MKL is at home takes 0.88 of onednn's time for all linear layers of a 135M model at 1 row, 1.0 at 4, 1.2 at 16,
-1.1 at 128; elsewhere onednn takes 0.6 of dense's. onednn bfloat16 takes 0.73 of dense at 1 row and 0.9-1.0 from 8 on.
-fbgemm-fp16 takes 0.65-0.75 of the better float32 up to 8 rows, 0.9 at 32 and 1.0-1.2 from 128 on. None loses enough
-at any row count to be worth a second copy of the weights. A packed kernel also gives a row the same bits in nearly
-every batch size; dense may not.
+onednn and dense read the same bytes, so the quicker of the two for one row on this device is taken. Measured on all
+linear layers of a 135M model with two threads on x86 (time relative to dense in the same dtype):
+
+    rows                                     1     2     8     32    128   1024
+    onednn float32, MKL on its home CPU     1.14  1.14  0.7   0.9   0.9   1.0      dense is taken
+    onednn float32, another CPU             0.6         0.5   0.6   0.8            onednn is taken
+    onednn bfloat16                         0.74  0.76  0.8   0.9   1.0   1.0
+    fbgemm-fp16, to the better float32      0.64  0.77  0.7   0.95  1.0   1.15     taken for "auto"
+
+So each choice is made for a single request's decode; where it loses at other row counts, that isn't worth a second
+copy of the weights. A packed kernel also gives a row the same bits in nearly every batch size; dense may not.
 """
 
 from __future__ import annotations
