@@ -23,7 +23,9 @@ class EngineConfig:
     Args:
         dtype: arithmetic of weights and activations. ``"auto"`` is the fastest path within stated bounds of float32:
             on a CPU that has the kernel, 16-bit weights with float32 activations, else float32; on CUDA bfloat16
-            from capability 8, else float16. ``"float32"`` is real float32.
+            from capability 8, else float16. ``"float32"`` is real float32. Bounds against it on the default model,
+            largest logit difference and mean KL a token: ``"auto"`` on a CPU 0.1 and 1e-5, ``"float16"`` 0.5 and
+            2e-4, ``"bfloat16"`` 3.0 and 1e-2.
         device: ``"auto"`` (CUDA where there is one, else CPU), ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``.
         max_model_len: longest prompt plus output in tokens; default the model's own limit. A lower value saves memory.
         max_num_seqs: most requests that run at once (default 8: on a CPU more rows stop being nearly free).
