@@ -7,17 +7,18 @@ makes a step atomic, and whoever waits for tokens drives the engine for everybod
 from __future__ import annotations
 
 import hashlib
-import operator
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import get_args
+from typing import Any, TypeVar, get_args
+from weakref import ref
 
 from minillm.config import EngineConfig
 from minillm.errors import EngineDead, InvalidRequest
 from minillm.measure.trace import Trace
-from minillm.request import FinishReason, Request, SamplingParams, StreamPiece
+from minillm.request import FinishReason, Request, SamplingParams, StreamPiece, as_token_id
 from minillm.runner import Runner
 from minillm.sample import SampledToken
 from minillm.schedule.plan import StepPlan
@@ -27,6 +28,7 @@ from minillm.text.tokenizer import Tokenizer
 
 # A thread that waits for its tokens while another drives the engine looks for them this often.
 _HANDOVER_S = 0.005
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -51,10 +53,12 @@ class Engine:
         self.max_model_len, self.vocab_size = max_model_len, vocab_size
         self.eos_token_ids, self.bos_token_id = tuple(eos_token_ids), bos_token_id
         self.scheduler = scheduler or Scheduler(max_num_seqs=config.max_num_seqs)
-        self.trace: Trace | None = None
+        self.traces: tuple[Trace, ...] = ()
         self._stats = EngineStats()
-        self._in_flight: dict[Request, tuple[Submission, Choice]] = {}
+        self._in_flight: dict[Request, tuple[ref[Submission], Choice]] = {}
         self._lock = threading.RLock()
+        self._in_use = threading.Lock()
+        self._to_cancel: deque[tuple[str, ...]] = deque()
         self._num_submissions = 0
         self._closed = False
 
@@ -91,74 +95,117 @@ class Engine:
                arrival_s: float | None = None) -> Submission:
         """Validate a prompt and queue its ``n`` choices. ``arrival_s``: when the caller asked (``perf_counter``)."""
         token_ids = self.validate(prompt_token_ids, params)
-        with self._lock:
-            self._check_open()
-            arrival_s = time.perf_counter() if arrival_s is None else arrival_s
-            request_id = f"req-{self._num_submissions}"
-            seed = params.seed if params.seed is not None else _derived_seed(self.config.seed, self._num_submissions)
-            self._num_submissions += 1
-            limit = self.max_model_len if params.max_tokens is None else len(token_ids) + params.max_tokens
-            submission = Submission.of([Request(
-                request_id=request_id, prompt_token_ids=tuple(token_ids), params=params, seed=seed, index=index,
-                max_total_tokens=min(limit, self.max_model_len), eos_token_ids=self.eos_token_ids, arrival_s=arrival_s,
-            ) for index in range(params.n)], self.tokenizer, prompt)
+        arrival_s = time.perf_counter() if arrival_s is None else arrival_s
+        return self._exclusively(self._queue, token_ids, params, prompt, arrival_s)
+
+    def _queue(self, token_ids: list[int], params: SamplingParams, prompt: str | None, arrival_s: float) -> Submission:
+        number = self._num_submissions
+        self._num_submissions += 1
+        limit = self.max_model_len if params.max_tokens is None else len(token_ids) + params.max_tokens
+        submission = Submission.of([Request(
+            request_id=f"req-{number}", prompt_token_ids=tuple(token_ids), params=params, index=index,
+            seed=_derived_seed(self.config.seed, number) if params.seed is None else params.seed,
+            max_total_tokens=min(limit, self.max_model_len), eos_token_ids=self.eos_token_ids, arrival_s=arrival_s,
+        ) for index in range(params.n)], self.tokenizer, prompt, self.cancel)
+        try:
             for choice in submission.choices:
-                self._in_flight[choice.request] = submission, choice
+                self._in_flight[choice.request] = ref(submission), choice
                 self.scheduler.add(choice.request)
-            return submission
+        except BaseException as error:
+            self._abandon([choice.request for choice in submission.choices], error)
+            raise
+        return submission
 
     def cancel(self, *request_ids: str) -> None:
         """Cancel these requests (none named: all), in any state, any number of times, from any thread.
 
-        What they held is free on return, text made so far stays in their outputs, and nobody else is touched.
+        What they held is free on return, text made so far stays in their outputs, and nobody else is touched. Called
+        from inside a step (by a signal handler, a finalizer or a plugged-in part), it takes effect after that step.
         """
         with self._lock:
+            self._to_cancel.append(request_ids)
+            if not self._in_use.locked():
+                self._cancel_now()
+
+    def _cancel_now(self) -> None:
+        while self._to_cancel:
+            request_ids = self._to_cancel.popleft()
             for request in [r for r in self._in_flight if not request_ids or r.request_id in request_ids]:
                 self.scheduler.finish(request, "cancelled")
                 self._deliver(request, None)
 
     def close(self) -> None:
         """Cancel everything; any later use raises :class:`EngineDead`."""
-        self.cancel()
-        self._closed = True
+        with self._lock:
+            self._closed = True
+            self.cancel()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise EngineDead("this engine has been closed; make a new LLM")
+    def _exclusively(self, work: Callable[..., T], *args: Any) -> T:
+        """Call ``work(*args)``; no other thread changes the engine meanwhile, and this one's cancellations wait.
+
+        The lock alone would let the same thread in again, half way through a step: signal handlers, finalizers of
+        dropped streams and plugged-in parts run in whatever thread is there.
+        """
+        with self._lock:
+            if self._closed:
+                raise EngineDead("this engine has been closed; make a new LLM")
+            if self._in_use.locked():
+                raise RuntimeError("the engine was called from inside its own step; call it before or after")
+            try:
+                with self._in_use:
+                    return work(*args)
+            finally:
+                self._cancel_now()
 
     # ---- one step ----------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
         """Run one step; False when there was nothing to do.
 
-        An exception from the model or the sampler ends the requests of that step with ``finish_reason="error"`` and
-        is raised; the engine goes on with the others.
+        An exception from the model, the sampler or what follows ends the requests of that step with
+        ``finish_reason="error"``, one from the scheduler all requests; it is raised, and the engine goes on. Ctrl-C
+        in the model or sampler ends none: nothing has been committed, so the next step does that one again.
         """
-        with self._lock:
-            self._check_open()
+        return self._exclusively(self._step)
+
+    def _step(self) -> bool:
+        plan, computing = None, False
+        try:
             plan = self.scheduler.schedule()
             if not plan.scheduled:
+                if self._in_flight:
+                    raise RuntimeError("the scheduler planned nothing although requests wait or run")
                 return False
-            start_s = time.perf_counter()
-            try:
-                sampled = self.runner.run(plan)
-            except BaseException as error:
-                self._abandon(plan, error)
-                raise
+            start_s, computing = time.perf_counter(), True
+            sampled = self.runner.run(plan)
+            computing = False
             self._commit(plan, sampled, start_s, time.perf_counter())
             return True
+        except BaseException as error:
+            if isinstance(error, Exception) or not computing:
+                planned = [item.request for item in plan.scheduled] if plan else []
+                self._abandon(planned or list(self._in_flight), error)
+            raise
 
     def advance(self, submission: Submission) -> None:
         """Return when ``submission`` has a piece to take or is finished, driving the engine meanwhile."""
         while not submission.pieces:
-            if self._lock.acquire(timeout=_HANDOVER_S):
-                try:
+            try:
+                if self._lock.acquire(timeout=_HANDOVER_S):
                     # Only between steps: within one, a request is finished before its last piece is there.
                     if submission.pieces or submission.is_finished:
                         return
                     self.step()
-                finally:
-                    self._lock.release()
+            finally:
+                try:
+                    self._release()
+                finally:  # where Ctrl-C came in that line
+                    self._release()
+
+    def _release(self) -> None:
+        """Let go of the lock, if held (it is asked: Ctrl-C may come between taking it and noting that down)."""
+        if self._lock._is_owned():
+            self._lock.release()
 
     def _commit(self, plan: StepPlan, sampled: Sequence[SampledToken], start_s: float, end_s: float) -> None:
         for item, token in zip(plan.sampling, sampled, strict=True):
@@ -179,15 +226,30 @@ class Engine:
                 self.span("queue", request.arrival_s, request.admitted_s, request)
             self.span(item.stage, start_s, end_s, request, num_tokens=item.num_tokens, position=item.start)
 
-    def span(self, stage: str, start_s: float, end_s: float, request: Request, **args: int) -> None:
-        """Add a span of ``request`` to the trace, when one is being recorded."""
-        if self.trace is not None:
-            self.trace.add(stage, start_s, end_s, request_id=request.request_id, index=request.index, **args)
+    def start_trace(self) -> Trace:
+        """A new trace, to which the spans of all requests are added until :meth:`stop_trace`."""
+        trace = Trace()
+        with self._lock:
+            self.traces += (trace,)
+        return trace
 
-    def _abandon(self, plan: StepPlan, error: BaseException) -> None:
-        for item in plan.scheduled:
-            self.scheduler.finish(item.request, "error", error=f"{type(error).__name__}: {error}")
-            self._deliver(item.request, None)
+    def stop_trace(self, trace: Trace) -> None:
+        """Add nothing more to ``trace``; others that are being recorded go on."""
+        with self._lock:
+            self.traces = tuple(other for other in self.traces if other is not trace)
+
+    def span(self, stage: str, start_s: float, end_s: float, request: Request, **args: int) -> None:
+        """Add a span of ``request`` to the traces that are being recorded."""
+        for trace in self.traces:
+            trace.add(stage, start_s, end_s, request_id=request.request_id, index=request.index, **args)
+
+    def _abandon(self, requests: Iterable[Request], error: BaseException) -> None:
+        for request in requests:
+            self.scheduler.finish(request, "error")
+            if request in self._in_flight:  # perhaps finished already, and its last token never delivered
+                request.finish_reason, request.stop_reason = "error", None
+                request.error = f"{type(error).__name__}: {error}"
+                self._deliver(request, None)
 
     # ---- text out ----------------------------------------------------------------------------------------------
 
@@ -195,7 +257,7 @@ class Engine:
         """Turn a request's new token into text and a piece; on its last, flush the text and free what it held."""
         if request not in self._in_flight:  # cancelled since the step began
             return
-        submission, choice = self._in_flight[request]
+        reader, choice = self._in_flight[request]
         start_s = time.perf_counter()
         text = "" if token is None else choice.add_token(token.token_id, token.logprobs, time_s)
         if choice.stop_string is not None:
@@ -204,35 +266,25 @@ class Engine:
             request.finish_reason, request.stop_reason = "stop", choice.stop_string
         if request.is_finished:
             text += choice.close()
-            self.runner.attention.free(request)
-            del self._in_flight[request]
-            self._stats.num_finished[request.finish_reason] += 1
         end_s = time.perf_counter()
         self.span("detokenize", start_s, end_s, request)
         piece = StreamPiece(text, [] if token is None else [token.token_id], request.index, request.finish_reason)
-        submission.pieces.append((piece, end_s))
+        if (submission := reader()) is not None:
+            submission.pieces.append((piece, end_s))
+        if request.is_finished:
+            del self._in_flight[request]
+            self._stats.num_finished[request.finish_reason] += 1
+            self.runner.attention.free(request)
 
     def score(self, token_ids: list[int]) -> list[float]:
         """See :meth:`Runner.score`; between steps, so that it may be called from any thread."""
-        with self._lock:
-            self._check_open()
-            return self.runner.score(token_ids)
+        return self._exclusively(self.runner.score, token_ids)
 
     def stats(self) -> EngineStats:
         """A snapshot of the counters."""
         with self._lock:
             return replace(self._stats, num_waiting=len(self.scheduler.waiting),
                            num_running=len(self.scheduler.running), num_finished=dict(self._stats.num_finished))
-
-
-def as_token_id(token_id: object) -> int:
-    """A plain integer from anything integral (numpy and torch scalars too); else :class:`InvalidRequest`."""
-    try:
-        if isinstance(token_id, bool):
-            raise TypeError
-        return operator.index(token_id)
-    except TypeError:
-        raise InvalidRequest(f"a prompt is text or token ids (whole numbers), got {token_id!r}", "prompt") from None
 
 
 def _derived_seed(seed: int, submission: int) -> int:

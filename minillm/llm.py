@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,14 +15,14 @@ import torch
 from minillm.attention.base import AttentionBackend
 from minillm.attention.torch_backend import ContiguousAttention
 from minillm.config import EngineConfig
-from minillm.engine import Engine, EngineStats, as_token_id
+from minillm.engine import Engine, EngineStats
 from minillm.errors import InvalidRequest, ModelError
 from minillm.measure.trace import Trace
 from minillm.model.config import load_config
 from minillm.model.decoder import Decoder
 from minillm.model.hub import DEFAULT_MODEL, resolve
 from minillm.model.weights import load_weights
-from minillm.request import RequestOutput, SamplingParams, ScoreOutput, StreamPiece
+from minillm.request import Request, RequestOutput, SamplingParams, ScoreOutput, StreamPiece, as_token_id
 from minillm.runner import Runner
 from minillm.sample import Sampler, SamplerProtocol
 from minillm.schedule.scheduler import SchedulerProtocol
@@ -60,8 +61,12 @@ class LLM:
             path = resolve(model)
             tokenizer = tokenizer or load_tokenizer(path)
             model = load_decoder(path, dtype=self.config.dtype, device=self.config.device)
+        elif not hasattr(model, "forward"):
+            raise TypeError(f"model must be a name, a path or a Decoder, got {model!r}")
         elif tokenizer is None:
             raise ModelError("LLM(model=<a Decoder>) also needs tokenizer=")
+        else:
+            self._check_loaded(model)
         self.model, self.tokenizer = model, tokenizer
         limit = model.config.max_position_embeddings
         max_model_len = self.config.max_model_len or limit
@@ -74,6 +79,12 @@ class LLM:
         self.engine = Engine(runner, tokenizer, self.config, max_model_len=max_model_len, vocab_size=vocab_size,
                              eos_token_ids=model.config.eos_token_ids, bos_token_id=bos, scheduler=scheduler)
 
+    def _check_loaded(self, model: Decoder) -> None:
+        """Options that a model already loaded can no longer follow are refused, not ignored."""
+        for name, own in (("dtype", str(model.dtype).removeprefix("torch.")), ("device", str(model.device))):
+            if (asked := getattr(self.config, name)) not in ("auto", own, own.partition(":")[0]):
+                raise ValueError(f"{name}={asked!r}, but this model is loaded as {own!r}: leave {name} out")
+
     def generate(self, prompts: Prompt | Sequence[Prompt],
                  params: SamplingParams | Sequence[SamplingParams] | None = None) -> list[RequestOutput]:
         """Complete every prompt; one output a prompt, in order. A prompt is text or token ids.
@@ -81,23 +92,23 @@ class LLM:
         Raises:
             InvalidRequest: naming the first bad prompt's index; nothing has run then.
         """
-        return self._run([prompts] if _is_prompt(prompts) else list(prompts), self._encode, params)
+        return self._run(_listed(prompts), self._encode, params)
 
     def chat(self, messages: Sequence[Message] | Sequence[Sequence[Message]],
              params: SamplingParams | Sequence[SamplingParams] | None = None, *, add_generation_prompt: bool = True,
              continue_final_message: bool = False) -> list[RequestOutput]:
         """Answer a conversation, or several: messages ``{"role": ..., "content": ...}`` through the chat template."""
-        listed = [messages] if not messages or isinstance(messages[0], Mapping) else list(messages)
+        several = isinstance(messages, (list, tuple)) and messages and not isinstance(messages[0], Mapping)
+        listed = list(messages) if several else [messages]
         return self._run(listed, partial(self._encode_chat, add_generation_prompt=add_generation_prompt,
                                          continue_final_message=continue_final_message), params)
 
     def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> Stream:
         """Text as it is made, for one prompt (text, ids, or the messages of a chat). ``close()`` cancels."""
-        is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
-        arrival_s = time.perf_counter()
+        is_chat = isinstance(prompt, (list, tuple)) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+        arrival_s, params = time.perf_counter(), _checked(params)
         text, ids = (self._encode_chat if is_chat else self._encode)(prompt)
-        return Stream(self.engine, self._submit(text, ids, params or SamplingParams(), arrival_s, arrival_s,
-                                                time.perf_counter()))
+        return self._start(text, ids, params, arrival_s, arrival_s, time.perf_counter())
 
     def score(self, texts: Prompt | Sequence[Prompt]) -> list[ScoreOutput]:
         """The log-probability of each token of given texts under the raw model. Reads no prefix cache.
@@ -106,7 +117,7 @@ class LLM:
             InvalidRequest: naming the index of a text that is empty or longer than the context.
         """
         encoded, most = [], self.engine.max_model_len
-        for index, text in enumerate([texts] if _is_prompt(texts) else list(texts)):
+        for index, text in enumerate(_listed(texts)):
             with _naming(f"text {index}"):
                 ids = [as_token_id(token_id) for token_id in self._encode(text)[1]]
                 self.engine.check_ids("prompt", ids)
@@ -130,12 +141,11 @@ class LLM:
     @contextmanager
     def tracing(self) -> Iterator[Trace]:
         """Record the stages of every request that runs inside the block."""
-        trace, before = Trace(), self.engine.trace
-        self.engine.trace = trace
+        trace = self.engine.start_trace()
         try:
             yield trace
         finally:
-            self.engine.trace = before
+            self.engine.stop_trace(trace)
 
     def close(self) -> None:
         """Cancel everything in flight; any later use raises ``EngineDead``."""
@@ -150,9 +160,7 @@ class LLM:
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
             return prompt, self.tokenizer.encode(prompt)
-        if not isinstance(prompt, Iterable):
-            raise InvalidRequest(f"a prompt is text or a list of token ids, got {prompt!r}", "prompt")
-        return None, list(prompt)
+        return None, _members(prompt, "a prompt is text or a list of token ids")
 
     def _encode_chat(self, messages: Sequence[Message], **options: bool) -> tuple[str, list[int]]:
         ids = encode_chat(self.tokenizer, messages, **options)
@@ -161,8 +169,9 @@ class LLM:
     def _run(self, prompts: Sequence[Any], encode: Callable[[Any], tuple[str | None, list[int]]],
              params: SamplingParams | Sequence[SamplingParams] | None) -> list[RequestOutput]:
         """Encode and validate everything, and only then submit and drive it to the end."""
-        arrival_s, params = time.perf_counter(), SamplingParams() if params is None else params
-        listed = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        arrival_s = time.perf_counter()
+        listed = [_checked(own) for own in params] if isinstance(params, (list, tuple)) else \
+            [_checked(params)] * len(prompts)
         if len(listed) != len(prompts):
             raise InvalidRequest(f"{len(prompts)} prompts, {len(listed)} SamplingParams: give one or as many", "params")
         jobs, start_s = [], arrival_s
@@ -171,25 +180,24 @@ class LLM:
                 text, ids = encode(prompt)
                 jobs.append((text, self.engine.validate(ids, own), own, arrival_s, start_s, time.perf_counter()))
                 start_s = time.perf_counter()
-        submissions: list[Submission] = []
+        streams: list[Stream] = []
         try:
-            submissions += (self._submit(*job) for job in jobs)
-            for submission in submissions:
-                for _ in Stream(self.engine, submission):
-                    pass
+            streams += (self._start(*job) for job in jobs)
+            for stream in streams:
+                deque(stream, maxlen=0)
         except BaseException:
-            for submission in submissions:
-                self.cancel(submission.output.request_id)
+            for stream in streams:
+                stream.close()
             raise
-        return [submission.output for submission in submissions]
+        return [stream.output for stream in streams]
 
-    def _submit(self, text: str | None, ids: list[int], params: SamplingParams, arrival_s: float, start_s: float,
-                end_s: float) -> Submission:
+    def _start(self, text: str | None, ids: list[int], params: SamplingParams, arrival_s: float, start_s: float,
+               end_s: float) -> Stream:
         """Submit a prompt whose tokenizing took from ``start_s`` to ``end_s``."""
-        submission = self.engine.submit(ids, params, prompt=text, arrival_s=arrival_s)
-        self.engine.span("arrive", arrival_s, arrival_s, submission.choices[0].request)
-        self.engine.span("tokenize", start_s, end_s, submission.choices[0].request)
-        return submission
+        stream = Stream(self.engine, self.engine.submit(ids, params, prompt=text, arrival_s=arrival_s))
+        self.engine.span("arrive", arrival_s, arrival_s, stream.first_request)
+        self.engine.span("tokenize", start_s, end_s, stream.first_request)
+        return stream
 
 
 class Stream(Iterator[StreamPiece]):
@@ -198,6 +206,11 @@ class Stream(Iterator[StreamPiece]):
     def __init__(self, engine: Engine, submission: Submission):
         self._engine, self._submission = engine, submission
         self.output = submission.output
+
+    @property
+    def first_request(self) -> Request:
+        """The scheduler's request of choice 0."""
+        return self._submission.choices[0].request
 
     def __next__(self) -> StreamPiece:
         try:
@@ -214,8 +227,7 @@ class Stream(Iterator[StreamPiece]):
 
     def close(self) -> None:
         """Cancel what is still running; harmless when finished or called again."""
-        if not self._submission.is_finished:
-            self._engine.cancel(self.output.request_id)
+        self._submission.close()
 
     def __enter__(self) -> Stream:
         return self
@@ -223,13 +235,37 @@ class Stream(Iterator[StreamPiece]):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        self.close()
+
+def _listed(prompts: object) -> list[Any]:
+    """One prompt (text, or ids in anything that can be indexed) or several, as a list of prompts."""
+    if isinstance(prompts, str):
+        return [prompts]
+    listed = _members(prompts, "prompts are text, a list of token ids, or a list of such prompts")
+    return [listed] if listed and hasattr(prompts, "__getitem__") and _is_id(listed[0]) else listed
 
 
-def _is_prompt(value: object) -> bool:
-    """Text, or a non-empty sequence of ids; a sequence of prompts is not one."""
-    return isinstance(value, str) or (isinstance(value, Sequence) and len(value) > 0 and isinstance(value[0], int))
+def _members(value: object, wanted: str) -> list[Any]:
+    """The members of a list, an array or a generator; of nothing else that Python happens to iterate over."""
+    try:
+        if isinstance(value, (bytes, bytearray, memoryview, Mapping, Set)):
+            raise TypeError
+        members = iter(value)
+    except TypeError:
+        raise InvalidRequest(f"{wanted}, got {value!r}", "prompt") from None
+    return list(members)
+
+
+def _is_id(value: object) -> bool:
+    try:
+        return as_token_id(value) is not None
+    except InvalidRequest:
+        return isinstance(value, bool)
+
+
+def _checked(params: SamplingParams | None) -> SamplingParams:
+    if params is not None and not isinstance(params, SamplingParams):
+        raise InvalidRequest(f"params must be SamplingParams(...), got {params!r}", "params")
+    return params or SamplingParams()
 
 
 @contextmanager
@@ -242,7 +278,16 @@ def _naming(what: str) -> Iterator[None]:
 
 
 def load_decoder(path: Path, *, dtype: str = "auto", device: str = "auto") -> Decoder:
-    """The decoder of a resolved folder or ``.gguf`` file, on ``device`` (``"auto"``: CUDA where there is one)."""
+    """The decoder of a resolved folder or ``.gguf`` file, on ``device`` (``"auto"``: CUDA where there is one).
+
+    Raises:
+        ValueError: torch does not know the device, or cannot use it here.
+    """
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    try:
+        torch.empty(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"device {device!r} cannot be used here; try device='cpu' ({reason})") from error
     config = load_config(path)
     return Decoder.from_weights(config, load_weights(path, config), dtype=dtype, device=device)

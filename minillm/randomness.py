@@ -28,6 +28,8 @@ def draw_key(seed: int, index: int, position: int) -> tuple[int, int]:
 
     A cryptographic hash leaves neighbouring seeds, choices and positions with nothing in common.
     """
+    if int(seed).bit_length() > 8192:  # Python writes no decimals of numbers of several thousand digits
+        seed = int.from_bytes(blake2b(hex(seed).encode()).digest(), "big")
     digest = blake2b(f"{int(seed)}/{int(index)}/{int(position)}".encode(), digest_size=8).digest()
     return unpack("<ii", digest)
 

@@ -13,6 +13,7 @@ It is *prefilling* while computed lags known by more than one, *decoding* while 
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -153,6 +154,16 @@ def _token_ids(name: str, ids: Sequence[int] | None) -> tuple[int, ...]:
         if isinstance(token_id, bool) or not isinstance(token_id, Integral) or token_id < 0:
             raise InvalidRequest(f"{name} must hold token ids (whole numbers from 0), got {token_id!r}", name)
     return tuple(dict.fromkeys(map(int, members)))
+
+
+def as_token_id(token_id: object) -> int:
+    """A plain integer from anything integral (numpy and torch scalars too); else :class:`InvalidRequest`."""
+    try:
+        if isinstance(token_id, bool) or getattr(token_id, "ndim", 0):
+            raise TypeError
+        return operator.index(token_id)
+    except TypeError:
+        raise InvalidRequest(f"a prompt is text or token ids (whole numbers), got {token_id!r}", "prompt") from None
 
 
 def _logit_bias(bias: Mapping[int, float] | None) -> dict[int, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from minillm.measure.metrics import RequestMetrics
@@ -54,24 +54,37 @@ class Choice:
         return text
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Submission:
-    """A prompt's choices and output. ``pieces``: what has been made and not yet taken, each with when it was made."""
+    """A prompt's choices and output, held by whoever reads it; the engine holds it weakly, so that dropping it cancels.
+
+    ``pieces``: what has been made and not yet taken, each with when it was made. ``cancel`` takes the request's id.
+    """
 
     choices: list[Choice]
     output: RequestOutput
+    cancel: Callable[[str], None]
     pieces: deque[tuple[StreamPiece, float]] = field(default_factory=deque)
 
     @classmethod
-    def of(cls, requests: list[Request], tokenizer: Tokenizer, prompt: str | None) -> Submission:
+    def of(cls, requests: list[Request], tokenizer: Tokenizer, prompt: str | None,
+           cancel: Callable[[str], None]) -> Submission:
         """The submission of a prompt's requests, one a choice, in the order of their index."""
         choices = [Choice(request, tokenizer) for request in requests]
         return cls(choices, RequestOutput(
             requests[0].request_id, prompt, list(requests[0].prompt_token_ids),
             [choice.output for choice in choices], [choice.metrics for choice in choices],
-        ))
+        ), cancel)
 
     @property
     def is_finished(self) -> bool:
         """True once every choice has its finish reason."""
         return all(choice.request.is_finished for choice in self.choices)
+
+    def close(self) -> None:
+        """Cancel what is still running; harmless when finished or called again."""
+        if not self.is_finished:
+            self.cancel(self.output.request_id)
+
+    def __del__(self) -> None:
+        self.close()

@@ -143,6 +143,8 @@ def chat(args: Arguments) -> int:
 
 def _next_line() -> str | None:
     """What the user typed, or ``None`` to leave."""
+    if sys.stdin is None:  # closed by whoever started this process
+        return None
     try:
         line = input("\n> ").strip()
     except (EOFError, KeyboardInterrupt):

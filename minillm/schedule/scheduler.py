@@ -85,10 +85,9 @@ class Scheduler:
     def finish(self, request: Request, reason: FinishReason, *, stop_reason: int | str | None = None,
                error: str | None = None) -> None:
         """See :class:`SchedulerProtocol`."""
-        if request.is_finished:
-            return
-        request.finish_reason, request.stop_reason, request.error = reason, stop_reason, error
-        request.finished_s = time.perf_counter()
-        for queue in (self.waiting, self.running):
+        for queue in (self.waiting, self.running):  # first, so that a call that was interrupted can be repeated
             if request in queue:
                 queue.remove(request)
+        if not request.is_finished:
+            request.stop_reason, request.error, request.finished_s = stop_reason, error, time.perf_counter()
+            request.finish_reason = reason

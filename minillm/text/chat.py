@@ -69,7 +69,10 @@ def _render(tokenizer: Tokenizer, messages: Sequence[Message], add_generation_pr
             "add_generation_prompt and continue_final_message exclude each other: set one of them to false",
             "continue_final_message",
         )
-    plain = _plain_messages(messages)
+    try:
+        plain = _plain_messages(messages)
+    except RecursionError:
+        raise InvalidRequest("the messages are nested too deeply: send plain objects", "messages") from None
     used = set(tokenizer.chat_template).union(*_strings(plain))
     guard, end_mark = _unused_characters(used)
     guarded = _guard_all(plain, Guard(tokenizer, guard))

@@ -133,8 +133,10 @@ def check_text(text: str, param: str | None = None) -> None:
     """Refuse text that UTF-8 cannot hold.
 
     Raises:
-        InvalidRequest: naming the position of a lone surrogate.
+        InvalidRequest: naming the position of a lone surrogate, or the type of what is no text at all.
     """
+    if not isinstance(text, str):
+        raise InvalidRequest(f"a text must be a string, got {type(text).__name__}", param)
     try:
         text.encode()
     except UnicodeEncodeError as error:

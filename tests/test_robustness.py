@@ -1,0 +1,356 @@
+"""Bad input, parts that fail, interrupts and cancels at the worst moments: nothing is lost, nothing stays held."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import minillm
+from minillm import LLM, InvalidRequest, SamplingParams
+from minillm.attention.torch_backend import ContiguousAttention
+from minillm.cli import answer
+from minillm.sample import SampledToken
+from minillm.schedule.plan import StepPlan
+from minillm.schedule.scheduler import Scheduler
+
+GREEDY = {"temperature": 0.0, "ignore_eos": True}
+FEW = SamplingParams(max_tokens=4, **GREEDY)
+
+
+def counting(prompt):
+    """A script: the prompt's first id, then the ids after it."""
+    return [prompt[0] + i for i in range(40)]
+
+
+def assert_idle_and_serving(llm):
+    """Nothing waits, runs or is cached; the next request gets its usual output."""
+    stats = llm.stats()
+    assert (stats.num_waiting, stats.num_running, llm.attention.num_tokens) == (0, 0, 0)
+    assert len(llm.generate("M", FEW)[0].outputs[0].token_ids) == 4
+    assert llm.attention.num_tokens == 0
+
+
+# ---- bad input ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prompts", [
+    None, 5, 1.5, b"abc", bytearray(b"a"), memoryview(b"ab"), {"prompt": "x"}, {1: 2}, {1, 2}, len, np.array(3),
+    [[[1]]], [None], [b"a"], [{1: 2}], [1.5], np.array([1.5]), torch.tensor([0.5]), [True], ["a", None],
+])
+def test_what_is_no_prompt_is_refused_by_every_door(script_llm, prompts):
+    """Bytes, mappings and sets are no lists of ids, though Python iterates over them."""
+    llm = script_llm([65])
+    for use in (llm.generate, llm.score, llm.stream, llm.chat):
+        with pytest.raises(InvalidRequest):
+            use(prompts)
+    assert_idle_and_serving(llm)
+
+
+@pytest.mark.parametrize(("prompts", "ids"), [
+    (np.array([1, 2]), [[1, 2]]), (torch.tensor([1, 2]), [[1, 2]]), ([np.int64(1), torch.tensor(2)], [[1, 2]]),
+    (np.array([[1], [2]]), [[1], [2]]), (torch.tensor([[1], [2]]), [[1], [2]]), ((1, 2), [[1, 2]]),
+    (np.array(["A", "B"]), [[65], [66]]), (range(1, 3), [[1, 2]]), ((text for text in "AB"), [[65], [66]]),
+])
+def test_arrays_of_ids_are_prompts(script_llm, prompts, ids):
+    """One row is a prompt, several rows are several."""
+    outputs = script_llm([65]).generate(prompts, SamplingParams(max_tokens=1))
+    assert [output.prompt_token_ids for output in outputs] == ids
+
+
+@pytest.mark.parametrize("params", [{}, {"max_tokens": 2}, 5, 0, False, "x", SamplingParams, [3]])
+def test_params_of_another_type_are_refused(script_llm, params):
+    """Falsy ones too: they are a mistake, not a wish for the defaults."""
+    llm = script_llm([65])
+    for use in (llm.generate, llm.stream):
+        with pytest.raises(InvalidRequest, match="SamplingParams"):
+            use("p", params)
+    assert not llm.model.steps
+
+
+def test_a_seed_of_any_length_is_a_seed(script_llm):
+    """Python writes no decimals of such a number; the sampler must not fall over it, and with it the whole batch."""
+    llm = script_llm([65])
+    llm.model.edit = lambda call, step, logits: torch.zeros_like(logits)
+    first, second = (llm.generate("p", SamplingParams(seed=10**5000 + i, max_tokens=8))[0] for i in (0, 1))
+    assert first.outputs[0].token_ids != second.outputs[0].token_ids
+
+
+def test_text_that_is_no_string_and_messages_without_end_are_refused(byte_tok, script_llm):
+    """By name; not with whatever Python would say."""
+    for text in (None, b"a", 5):
+        with pytest.raises(InvalidRequest, match="string"):
+            byte_tok.encode(text)
+    endless = {"role": "user", "content": "a"}
+    endless["more"] = [endless]
+    llm = script_llm([65])
+    llm.tokenizer.chat_template = "{{ messages[0].content }}"
+    with pytest.raises(InvalidRequest, match="nested"):
+        llm.chat([endless])
+
+
+def test_a_loaded_model_refuses_another_dtype_or_device(script_llm):
+    """What can no longer be followed is not ignored; what fits is accepted."""
+    assert script_llm([65], dtype="float32", device="cpu").model.dtype == torch.float32
+    for option in ({"dtype": "bfloat16"}, {"device": "cuda"}):
+        with pytest.raises(ValueError, match="leave"):
+            script_llm([65], **option)
+    with pytest.raises(TypeError, match="name, a path or a Decoder"):
+        LLM(5)
+
+
+@pytest.mark.parametrize("device", ["nonsense", "cuda:99", 1.5])
+def test_a_device_that_is_not_here_is_refused_before_any_file_is_read(device, tmp_path):
+    """With what to do instead."""
+    from minillm.llm import load_decoder
+    with pytest.raises(ValueError, match="try device='cpu'"):
+        load_decoder(tmp_path / "missing", device=device)
+
+
+def test_chat_without_standard_input_leaves(monkeypatch):
+    """Started with standard input closed, there is nobody to talk to."""
+    monkeypatch.setattr(sys, "stdin", None)
+    assert answer._next_line() is None
+
+
+# ---- parts that fail ---------------------------------------------------------------------------------------------
+
+
+class FailingScheduler(Scheduler):
+    """Raises once in the method named ``where``, before or (``"commit, late"``) after its work."""
+
+    where = ""
+
+    def fail_in(self, name):
+        if self.where == name:
+            self.where = ""
+            raise RuntimeError(f"broken {name}")
+
+    def add(self, request):
+        self.fail_in("add")
+        super().add(request)
+
+    def schedule(self):
+        self.fail_in("schedule")
+        return StepPlan(()) if self.where == "nothing" else super().schedule()
+
+    def commit(self, plan, token_ids):
+        self.fail_in("commit")
+        super().commit(plan, token_ids)
+        self.fail_in("commit, late")
+
+
+@pytest.mark.parametrize("where", ["add", "schedule", "commit", "commit, late"])
+def test_a_scheduler_that_raises_leaves_nothing_behind(script_llm, where):
+    """Nobody loses a token unseen: a reader gets all of them, or an error."""
+    llm = script_llm(counting, scheduler=FailingScheduler(max_num_seqs=4))
+    other = llm.stream("M", FEW)
+    tokens = next(other).token_ids
+    llm.engine.scheduler.where = where
+    with pytest.raises(RuntimeError, match="broken"):
+        llm.generate(["A", "B"], FEW)
+    tokens = tokens + [token for piece in other for token in piece.token_ids]
+    reason = other.output.outputs[0].finish_reason
+    assert tokens == counting([77])[:len(tokens)] and reason == ("error" if len(tokens) < 4 else "length")
+    assert_idle_and_serving(llm)
+
+
+def test_a_scheduler_that_plans_nothing_ends_the_loop(script_llm):
+    """No request waits silently: the error names the scheduler."""
+    llm = script_llm(counting, scheduler=FailingScheduler(max_num_seqs=4))
+    llm.engine.scheduler.where = "nothing"
+    with pytest.raises(RuntimeError, match="planned nothing"):
+        llm.generate("A", FEW)
+    assert llm.step() is False
+    llm.engine.scheduler.where = ""
+    assert_idle_and_serving(llm)
+
+
+@pytest.mark.parametrize("answers", [
+    [], [SampledToken(65)] * 3, None, [65, 65], [SampledToken(10**6)] * 2, [SampledToken(-5)] * 2,
+    [SampledToken(None)] * 2, [SampledToken(65, {10**6: (0.0, 1)})] * 2,
+], ids=str)
+def test_a_sampler_that_answers_nonsense_ends_its_step_and_no_more(script_llm, answers):
+    """At the third step, on the last token of the other request: that token is not lost without a word."""
+    calls = []
+
+    def sampler(logits, rows):
+        calls.append(rows)
+        return answers if len(calls) == 3 else [SampledToken(66) for _ in rows]
+
+    llm = script_llm(counting, sampler=sampler)
+    params = SamplingParams(max_tokens=3, logprobs=0, **GREEDY)
+    other = llm.stream("M", params)
+    next(other)
+    with pytest.raises((ValueError, TypeError, AttributeError)):
+        llm.generate("A", params)
+    assert [token for piece in other for token in piece.token_ids] == [66]
+    assert other.output.outputs[0].finish_reason == "error" and other.output.outputs[0].error
+    assert_idle_and_serving(llm)
+
+
+def test_attention_that_cannot_free_is_reported_once(script_llm):
+    """The request is off the books all the same."""
+    llm = script_llm([65])
+    free, llm.attention.free = llm.attention.free, lambda request: (_ for _ in ()).throw(RuntimeError("no"))
+    with pytest.raises(RuntimeError, match="no"):
+        llm.generate("A", FEW)
+    llm.attention.free = free
+    assert_idle_and_serving(llm)
+
+
+# ---- cancelling and interrupts at the worst moments --------------------------------------------------------------
+
+
+class HookedAttention(ContiguousAttention):
+    """Calls ``hook`` once, in the middle of a forward pass."""
+
+    hook = None
+
+    def write(self, layer, key, value, step):
+        if layer == 1 and self.hook is not None:
+            hook, self.hook = self.hook, None
+            hook()
+        super().write(layer, key, value, step)
+
+
+@pytest.fixture
+def hooked_llm(tiny_model, byte_tok):
+    """TINY with an attention backend that can be interrupted."""
+    attention = HookedAttention(tiny_model.config, dtype=tiny_model.dtype, device=tiny_model.device)
+    return LLM(tiny_model, tokenizer=byte_tok, attention_backend=attention)
+
+
+@pytest.mark.parametrize("how", ["close", "collect", "close engine"])
+def test_cancelling_in_the_middle_of_a_step_by_its_own_thread_waits_for_its_end(hooked_llm, how):
+    """As a signal handler or the garbage collector does it; the other request of the batch gets all its tokens."""
+    llm = hooked_llm
+    params = SamplingParams(max_tokens=6, **GREEDY)
+    expected = llm.generate("other", params)[0].outputs[0].token_ids
+    victim, other = llm.stream("victim", params), llm.stream("other", params)
+    next(victim)
+    if how == "collect":
+        ring = [victim]
+        ring.append(ring)
+        del ring, victim
+        llm.attention.hook = gc.collect
+    else:
+        llm.attention.hook = victim.close if how == "close" else llm.close
+    if how == "close engine":
+        while llm.engine._in_flight:
+            llm.step()
+        assert llm.attention.num_tokens == 0 and other.output.outputs[0].finish_reason == "cancelled"
+        return
+    list(other)
+    assert other.output.outputs[0].token_ids == expected
+    assert llm.stats().num_finished["cancelled"] == 1
+    assert_idle_and_serving(llm)
+
+
+def test_the_engine_refuses_to_be_driven_from_inside_its_own_step(hooked_llm):
+    """A clear error in place of a step inside a step."""
+    hooked_llm.attention.hook = hooked_llm.step
+    with pytest.raises(RuntimeError, match="inside its own step"):
+        hooked_llm.generate("p", FEW)
+    assert_idle_and_serving(hooked_llm)
+
+
+def test_ctrl_c_in_the_model_costs_nobody_else_a_token(hooked_llm):
+    """Nothing has been committed, so the step is simply done again; who was interrupted is cancelled."""
+    llm = hooked_llm
+    params = SamplingParams(max_tokens=6, **GREEDY)
+    expected = llm.generate("other", params)[0].outputs[0].token_ids
+    other = llm.stream("other", params)
+    next(other)
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    llm.attention.hook = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["a", "b"], params)
+    list(other)
+    assert other.output.outputs[0].token_ids == expected
+    assert llm.stats().num_finished["cancelled"] == 2
+    assert_idle_and_serving(llm)
+
+
+def interrupt_at(count):
+    """Raise KeyboardInterrupt where the package's own code begins its ``count``-th line from now."""
+    seen, folder = 0, str(Path(minillm.__file__).parent)
+
+    def on_line(frame, event, argument):
+        nonlocal seen
+        seen += event == "line"
+        if seen == count:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return on_line if seen < count else None
+
+    sys.settrace(lambda frame, event, argument: on_line if frame.f_code.co_filename.startswith(folder) else None)
+
+
+@pytest.mark.parametrize("start", range(5))
+def test_ctrl_c_at_any_line_loses_nothing_and_holds_nothing(script_llm, start):
+    """A bystander's stream gets every token, or ends with "error"; never silently fewer. The engine goes on."""
+    tracing = sys.gettrace()
+    for count in range(20 + 97 * start, 2600, 485):
+        llm = script_llm(counting, max_num_seqs=3)
+        other = llm.stream("M", FEW)
+        tokens = next(other).token_ids
+        interrupted = True
+        try:
+            interrupt_at(count)
+            llm.generate(["A", "B"], SamplingParams(max_tokens=4, n=2, **GREEDY))
+            interrupted = False
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(tracing)
+        assert interrupted, "the run is shorter than this test thinks"
+        tokens = tokens + [token for piece in other for token in piece.token_ids]
+        whole = other.output.outputs[0].finish_reason == "length"
+        assert tokens == counting([77])[:4 if whole else len(tokens)], count
+        assert whole or other.output.outputs[0].error
+        assert_idle_and_serving(llm)
+
+
+def test_traces_of_several_threads_do_not_end_each_other(script_llm):
+    """Each records until its own block ends, in whatever order the blocks end."""
+    llm = script_llm([65])
+    first, second = llm.tracing(), llm.tracing()
+    one, two = first.__enter__(), second.__enter__()
+    first.__exit__(None, None, None)
+    llm.generate("p", FEW)
+    second.__exit__(None, None, None)
+    llm.generate("p", FEW)
+    assert not one.spans and {span.request_id for span in two.spans} == {"req-0"}
+    assert llm.engine.traces == ()
+
+
+def test_closing_while_threads_stream_ends_them_all(script_llm):
+    """Each ends with what it has or with EngineDead; nobody hangs, nothing is held."""
+    llm, ended = script_llm(lambda prompt: [prompt[0]], max_len=10**6), []
+
+    def work(letter):
+        try:
+            for _ in llm.stream(letter, SamplingParams(**GREEDY)):
+                pass
+            ended.append("cancelled")
+        except minillm.EngineDead:
+            ended.append("dead")
+
+    threads = [threading.Thread(target=work, args=(letter,), daemon=True) for letter in "ABCDEF"]
+    for thread in threads:
+        thread.start()
+    while llm.stats().num_output_tokens < 20:
+        pass
+    llm.close()
+    for thread in threads:
+        thread.join(10)
+    assert len(ended) == 6 and llm.attention.num_tokens == 0 and llm.stats().num_running == 0
