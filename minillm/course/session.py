@@ -83,7 +83,9 @@ class Session:
             return None
         values = work()
         if os.environ.get(RECORD_VARIABLE):
-            _record(name, values, self.card())
+            from minillm.measure.bench import measure_card
+
+            _record(name, values, measure_card())  # a fresh card: ratios need both from the same minute
         return values
 
 
@@ -92,7 +94,7 @@ def _record(name: str, values: dict[str, Any], card: MachineCard) -> None:
     card.save(folder / "course_card.json")
     Recording(name=f"course_{name}", samples=[values], settings={"notebook": os.environ[RECORD_VARIABLE]},
               environment=environment(device=card.device, device_name=card.device_name, num_threads=card.num_threads,
-                                      path="eager")).save(folder / f"course_{name}.json")
+                                      cpu_share=card.cpu_share, path="eager")).save(folder / f"course_{name}.json")
 
 
 def recorded(name: str) -> Recording:

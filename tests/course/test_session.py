@@ -124,7 +124,7 @@ def test_measuring_returns_the_values_and_records_only_when_asked(monkeypatch, t
     assert session.measure("x", lambda: {"a": 1}) == {"a": 1}
     monkeypatch.setenv(RECORD_VARIABLE, "00_x")
     monkeypatch.setattr(session_module, "data_folder", lambda: tmp_path)
-    monkeypatch.setattr(type(session), "card", lambda self: session_module.MachineCard(
+    monkeypatch.setattr("minillm.measure.bench.measure_card", lambda: session_module.MachineCard(
         device="cpu", device_name="test", num_threads=1, read_bytes_per_s=1e9, flops_per_s={"float32": 1e9},
         operator_overhead_s=1e-6, noise=0.1, buffer_bytes=1))
     session.measure("x", lambda: {"a": 1})
