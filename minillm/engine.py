@@ -53,7 +53,7 @@ class Engine:
         self.max_model_len, self.vocab_size = max_model_len, vocab_size
         self.eos_token_ids, self.bos_token_id = tuple(eos_token_ids), bos_token_id
         self.scheduler = scheduler or Scheduler(max_num_seqs=config.max_num_seqs)
-        self.traces: tuple[Trace, ...] = ()
+        self.traces: list[Trace] = []
         self._stats = EngineStats()
         self._in_flight: dict[Request, tuple[ref[Submission], Choice]] = {}
         self._lock = threading.RLock()
@@ -226,21 +226,9 @@ class Engine:
                 self.span("queue", request.arrival_s, request.admitted_s, request)
             self.span(item.stage, start_s, end_s, request, num_tokens=item.num_tokens, position=item.start)
 
-    def start_trace(self) -> Trace:
-        """A new trace, to which the spans of all requests are added until :meth:`stop_trace`."""
-        trace = Trace()
-        with self._lock:
-            self.traces += (trace,)
-        return trace
-
-    def stop_trace(self, trace: Trace) -> None:
-        """Add nothing more to ``trace``; others that are being recorded go on."""
-        with self._lock:
-            self.traces = tuple(other for other in self.traces if other is not trace)
-
     def span(self, stage: str, start_s: float, end_s: float, request: Request, **args: int) -> None:
         """Add a span of ``request`` to the traces that are being recorded."""
-        for trace in self.traces:
+        for trace in tuple(self.traces):
             trace.add(stage, start_s, end_s, request_id=request.request_id, index=request.index, **args)
 
     def _abandon(self, requests: Iterable[Request], error: BaseException) -> None:

@@ -22,7 +22,7 @@ from minillm.model.config import load_config
 from minillm.model.decoder import Decoder
 from minillm.model.hub import DEFAULT_MODEL, resolve
 from minillm.model.weights import load_weights
-from minillm.request import Request, RequestOutput, SamplingParams, ScoreOutput, StreamPiece, as_token_id
+from minillm.request import RequestOutput, SamplingParams, ScoreOutput, StreamPiece, as_token_id
 from minillm.runner import Runner
 from minillm.sample import Sampler, SamplerProtocol
 from minillm.schedule.scheduler import SchedulerProtocol
@@ -141,11 +141,12 @@ class LLM:
     @contextmanager
     def tracing(self) -> Iterator[Trace]:
         """Record the stages of every request that runs inside the block."""
-        trace = self.engine.start_trace()
+        trace = Trace()
+        self.engine.traces.append(trace)
         try:
             yield trace
         finally:
-            self.engine.stop_trace(trace)
+            self.engine.traces.remove(trace)
 
     def close(self) -> None:
         """Cancel everything in flight; any later use raises ``EngineDead``."""
@@ -195,8 +196,8 @@ class LLM:
                end_s: float) -> Stream:
         """Submit a prompt whose tokenizing took from ``start_s`` to ``end_s``."""
         stream = Stream(self.engine, self.engine.submit(ids, params, prompt=text, arrival_s=arrival_s))
-        self.engine.span("arrive", arrival_s, arrival_s, stream.first_request)
-        self.engine.span("tokenize", start_s, end_s, stream.first_request)
+        for stage, *times in (("arrive", arrival_s, arrival_s), ("tokenize", start_s, end_s)):
+            self.engine.span(stage, *times, stream._submission.choices[0].request)
         return stream
 
 
@@ -206,11 +207,6 @@ class Stream(Iterator[StreamPiece]):
     def __init__(self, engine: Engine, submission: Submission):
         self._engine, self._submission = engine, submission
         self.output = submission.output
-
-    @property
-    def first_request(self) -> Request:
-        """The scheduler's request of choice 0."""
-        return self._submission.choices[0].request
 
     def __next__(self) -> StreamPiece:
         try:
@@ -241,7 +237,8 @@ def _listed(prompts: object) -> list[Any]:
     if isinstance(prompts, str):
         return [prompts]
     listed = _members(prompts, "prompts are text, a list of token ids, or a list of such prompts")
-    return [listed] if listed and hasattr(prompts, "__getitem__") and _is_id(listed[0]) else listed
+    of_ids = listed and hasattr(listed[0], "__index__") and not getattr(listed[0], "ndim", 0)
+    return [listed] if of_ids and hasattr(prompts, "__getitem__") else listed
 
 
 def _members(value: object, wanted: str) -> list[Any]:
@@ -253,13 +250,6 @@ def _members(value: object, wanted: str) -> list[Any]:
     except TypeError:
         raise InvalidRequest(f"{wanted}, got {value!r}", "prompt") from None
     return list(members)
-
-
-def _is_id(value: object) -> bool:
-    try:
-        return as_token_id(value) is not None
-    except InvalidRequest:
-        return isinstance(value, bool)
 
 
 def _checked(params: SamplingParams | None) -> SamplingParams:

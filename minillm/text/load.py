@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from minillm.errors import ModelError
@@ -184,6 +185,8 @@ def _chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
     template = config.get("chat_template")
     if isinstance(template, list):
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    if not isinstance(template, (str, NoneType)):
+        raise ModelError(f"{path}: the chat template is no text: fetch the model again")
     return template
 
 

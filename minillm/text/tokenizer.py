@@ -11,7 +11,7 @@ from pathlib import Path
 
 import regex
 
-from minillm.errors import InvalidRequest
+from minillm.errors import InvalidRequest, ModelError
 from minillm.text.added import AddedToken, AddedTokenSplitter
 from minillm.text.bpe import BYTE_TO_CHAR, BytePairEncoder, train_merges
 from minillm.text.pretokenize import GPT2_PATTERN, Normalizer, PreTokenizer, build_normalizer, build_pre_tokenizer
@@ -154,7 +154,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     from minillm.text.load import tokenizer_from_folder, tokenizer_from_gguf
 
     path = Path(path)
-    return tokenizer_from_gguf(path) if path.suffix == ".gguf" else tokenizer_from_folder(path)
+    try:
+        return tokenizer_from_gguf(path) if path.suffix == ".gguf" else tokenizer_from_folder(path)
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, MemoryError, regex.error) as error:
+        raise ModelError(f"{path}: the tokenizer is damaged or of an unknown form ({error!r}): fetch the model again"
+                         ) from error
 
 
 def byte_tokenizer(special_tokens: Sequence[str] = ("<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>", "<|eot|>"), *,

@@ -154,6 +154,21 @@ def test_unknown_gguf_tokenizers_are_refused_by_name(train_kind, tmp_path, model
         load_tokenizer(write_gguf(tmp_path / "m.gguf", train_kind("gpt2"), model, pre))
 
 
+@pytest.mark.parametrize(("file", "content"), [
+    ("tokenizer.json", "[]"), ("tokenizer.json", "{}"),
+    ("tokenizer.json", '{"model": {"vocab": {"a": "0"}, "merges": []}, "decoder": {"type": "ByteLevel"}}'),
+    ("tokenizer.json", '{"model": {"vocab": {"a": -5}, "merges": []}, "decoder": {"type": "ByteLevel"}}'),
+    ("tokenizer_config.json", '{"chat_template": 5}'), ("tokenizer_config.json", '{"bos_token": 5}'),
+    ("tokenizer_config.json", '{"added_tokens_decoder": {"x": {}}}'), ("tokenizer_config.json", "[1]"),
+])
+def test_damaged_tokenizer_files_are_a_model_error(train_kind, tmp_path, file, content):
+    """Whatever the damage is, the message says which model it is in."""
+    rewritten(train_kind("gpt2"), tmp_path)
+    (tmp_path / file).write_text(content, encoding="utf-8")
+    with pytest.raises(ModelError, match=tmp_path.name):
+        load_tokenizer(tmp_path)
+
+
 def test_split_behaviors_equal_the_oracle():
     from tokenizers import Regex, pre_tokenizers
 
