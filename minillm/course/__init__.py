@@ -11,4 +11,5 @@ from minillm.course.session import recorded, start
 from minillm.course.terms import glossary
 from minillm.course.widgets import explore, in_background
 
-__all__ = ["agree", "canvas", "check", "explore", "figures", "glossary", "in_background", "quiz", "recorded", "show", "start"]
+__all__ = ["agree", "canvas", "check", "explore", "figures", "glossary", "in_background", "quiz", "recorded", "show",
+           "start"]

@@ -26,7 +26,8 @@ class Disagreement(AssertionError):
     """Two functions gave different results; the message shows the smallest case where they do."""
 
 
-def agree(mine: Callable[..., Any], theirs: Callable[..., Any], cases: Iterable[Any], *, dtype: str | None = None) -> None:
+def agree(mine: Callable[..., Any], theirs: Callable[..., Any], cases: Iterable[Any], *,
+          dtype: str | None = None) -> None:
     """Call both functions on every case and demand the same results. Prints one line when they agree.
 
     Args:
@@ -73,7 +74,8 @@ def difference(mine: Any, theirs: Any, dtype: str | None = None, where: str = "r
     if _is_list(theirs) and _is_list(mine):
         if len(mine) != len(theirs):
             return f"{where} has length {len(mine)}, expected {len(theirs)}"
-        return _first(difference(a, b, dtype, f"{where}[{i}]") for i, (a, b) in enumerate(zip(mine, theirs, strict=True)))
+        pairs = enumerate(zip(mine, theirs, strict=True))
+        return _first(difference(a, b, dtype, f"{where}[{i}]") for i, (a, b) in pairs)
     if isinstance(theirs, float) and isinstance(mine, (int, float)) and not isinstance(mine, bool):
         absolute, relative = TOLERANCES[dtype or "float64"]
         same = mine == theirs or (math.isnan(mine) and math.isnan(theirs)) or (
@@ -101,7 +103,8 @@ def _array_difference(mine: Any, theirs: Any, dtype: str | None, where: str) -> 
         return ""
     place = tuple(int(i) for i in numpy.argwhere(wrong)[0])
     at = "".join(f"[{i}]" for i in place)
-    return f"{where}{at} is {a[place].item()!r}, expected {b[place].item()!r} ({int(wrong.sum())} of {wrong.size} differ)"
+    return f"{where}{at} is {a[place].item()!r}, expected {b[place].item()!r} "\
+           f"({int(wrong.sum())} of {wrong.size} differ)"
 
 
 def _as_array(value: Any) -> Any:

@@ -94,8 +94,9 @@ def judge(task: Exercise, function: Function | None) -> Verdict:
 
 def _explain(task: Exercise, failure: tuple[int, Any, Any, Any, str]) -> str:
     _, case, got, expected, why = failure
-    lines = ["wrong (the reference stands in)", f"  input     {show_value(case)}", f"  expected  {show_value(expected)}"]
-    lines.append(f"  got       {why if isinstance(got, Exception) else show_value(got)}")
+    lines = ["wrong (the reference stands in)", f"  input     {show_value(case)}",
+             f"  expected  {show_value(expected)}",
+             f"  got       {why if isinstance(got, Exception) else show_value(got)}"]
     hint = "" if isinstance(got, Exception) else _hint(task, case, got)
     return "\n".join(lines + ([f"  hint      {hint}"] if hint else []))
 

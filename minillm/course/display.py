@@ -65,7 +65,7 @@ def show(figure: Figure, *, alt: str, table: Mapping[str, Sequence[Any]]) -> Sho
 
 
 def canvas(width: float = 7.5, height: float = 3.0, **options: Any) -> tuple[Figure, Any]:
-    """A new figure and its axes in the course's style; ``options`` go to ``Figure.subplots``. Nothing global changes."""
+    """A new figure and its axes in the course's style; ``options`` go to ``Figure.subplots``. Nothing else changes."""
     import matplotlib
     from matplotlib.figure import Figure
 

@@ -36,7 +36,7 @@ def execute(path: Path) -> str:
 
 
 def record(path: Path) -> str:
-    """Run a notebook live on this machine; its measuring cells write to ``data/measurements``. The file stays as it is."""
+    """Run a notebook live on this machine; its measuring cells write to ``data/measurements``, the file stays."""
     notebook = nbformat.read(path, as_version=4)
     run(notebook, path.parent, {VARIABLE: "1", RECORD_VARIABLE: path.stem})
     return f"{path.name}: measurements recorded; run `minillm course execute {path.name[:2]}` to show them"

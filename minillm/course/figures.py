@@ -15,8 +15,8 @@ _STATIONS = {  # name: (column, row, what happens there)
     "sample": (3, 1, "choose an id"), "detokenize": (4, 1, "ids to text"), "deliver": (5, 1, "to the reader"),
     "decode": (3, 0, "read one token"),
 }
-_COLORS = {"load": "#8c8c8c"} | {stage: PALETTE[i] for stage, i in (("tokenize", 2), ("queue", 5), ("prefill", 0), ("decode", 1),
-                                              ("sample", 6), ("detokenize", 3), ("deliver", 4))}
+_COLORS = {"load": "#8c8c8c"} | {stage: PALETTE[i] for stage, i in (
+    ("tokenize", 2), ("queue", 5), ("prefill", 0), ("decode", 1), ("sample", 6), ("detokenize", 3), ("deliver", 4))}
 _HATCHES = {"load": "", "prefill": "//", "decode": "", "tokenize": "..", "detokenize": "xx", "deliver": "--"}
 
 
@@ -46,8 +46,8 @@ def token_path(lit: str | Sequence[str] = "all") -> Shown:
     axes.text(2.8, 0.5, "new id", ha="right", va="center", fontsize=8)
     axes.text(3.2, 0.5, "logits: once a token, N - 1 times", ha="left", va="center", fontsize=8)
     places = "the whole path" if lit == "all" else ", ".join(chosen)
-    return show(figure, alt="The path of a token: text is tokenized, queued, prefilled; then sample and decode take turns, "
-                            f"once a token, while ids become text and are delivered. Lit: {places}.",
+    return show(figure, alt="The path of a token: text is tokenized, queued, prefilled; then sample and decode take "
+                            f"turns, once a token, while ids become text and are delivered. Lit: {places}.",
                 table={"stage": list(_STATIONS), "what happens": [what for _, _, what in _STATIONS.values()],
                        "this notebook": ["yes" if name in chosen else "no" for name in _STATIONS]})
 
@@ -71,8 +71,9 @@ def stage_timeline(runs: Mapping[str, Spans], *, first_token_s: Mapping[str, flo
     used: dict[str, Any] = {}
     for ax, (name, spans) in zip(axes[:, 0], runs.items(), strict=False):
         for stage, start, end in spans:
-            used[stage] = ax.barh(0, (end - start) * 1e3, left=start * 1e3, height=0.62, color=_COLORS.get(stage, "#777777"),
-                                  edgecolor="white", linewidth=0.4, hatch=_HATCHES.get(stage, ""))
+            used[stage] = ax.barh(0, (end - start) * 1e3, left=start * 1e3, height=0.62,
+                                  color=_COLORS.get(stage, "#777777"), edgecolor="white", linewidth=0.4,
+                                  hatch=_HATCHES.get(stage, ""))
         mark = first_token_s[name] * 1e3
         end = max(end for _, _, end in spans) * 1e3
         ax.plot([mark, mark], [-0.45, 0.45], color="black", linewidth=1.6)
@@ -90,8 +91,9 @@ def stage_timeline(runs: Mapping[str, Spans], *, first_token_s: Mapping[str, flo
     totals = {name: _total(spans, "load")[1] for name, spans in runs.items()}
     found = "; ".join(f"{name}: first token after {first_token_s[name] * 1e3:,.0f} ms"
                       + (f", {totals[name]:,.0f} ms of it loading" if totals[name] else "") for name in runs)
+    columns = map(list, zip(*rows, strict=True))
     return show(figure, alt=f"Where the time of a request went. {found}.",
-                table=dict(zip(("run", "stage", "spans", "milliseconds"), map(list, zip(*rows, strict=True)), strict=True)))
+                table=dict(zip(("run", "stage", "spans", "milliseconds"), columns, strict=True)))
 
 
 def _ordered(spans: Spans) -> list[str]:
@@ -127,7 +129,8 @@ def recorded_and_yours(names: Sequence[Any], recorded: Sequence[float], yours: S
     figure, axes = canvas(7.5, 3.0)
     empty = f"yours: {EMPTY_PANEL}"
     if all(isinstance(name, (int, float)) for name in names):
-        axes.plot(names, recorded, "o--", markerfacecolor="white", color=PALETTE[0], label=f"recorded: {recorded_label}")
+        axes.plot(names, recorded, "o--", markerfacecolor="white", color=PALETTE[0],
+                  label=f"recorded: {recorded_label}")
         axes.plot(*((names, yours) if yours else ([], [])), "s-", color=PALETTE[1], label="yours" if yours else empty)
         axes.axhline(1, color="#555555", linewidth=1)
     else:

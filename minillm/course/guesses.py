@@ -46,7 +46,7 @@ class Ledger:
 
     def __getitem__(self, key: str) -> Guess:
         if key not in self._store.values:
-            raise CourseError(f"no guess {key!r} in the ledger; make it first with ledger.predict({key!r}, value, unit)")
+            raise CourseError(f"no guess {key!r} in the ledger; make it first: ledger.predict({key!r}, value, unit)")
         return Guess(key, **self._store.values[key])
 
     def guesses(self) -> list[Guess]:
@@ -83,5 +83,5 @@ class Ledger:
         data: dict[str, list[Any]] = {
             "guess": [g.key for g in done], "predicted": [g.predicted for g in done],
             "measured": [g.measured for g in done], "unit": [g.unit for g in done], "predicted / measured": ratios}
-        return show(figure, alt=f"{len(done)} guesses measured; the closest, {closest.key}, was {closest.ratio:.2f} times "
-                                "the measured value.", table=data)
+        return show(figure, alt=f"{len(done)} guesses measured; the closest, {closest.key}, was {closest.ratio:.2f} "
+                                "times the measured value.", table=data)

@@ -60,5 +60,7 @@ class Ladder:
         data: dict[str, list[Any]] = {
             "notebook": [r.notebook for r in rungs], "rung": [r.name for r in rungs],
             "predicted tokens/s": [r.predicted for r in rungs], "measured tokens/s": [r.measured for r in rungs]}
-        found = f"{best.name} is the fastest measured, at {best.measured:.1f} tokens/s." if best.measured else "None is measured yet."
-        return show(figure, alt=f"The ladder has {len(rungs)} {'rung' if len(rungs) == 1 else 'rungs'}. {found}", table=data)
+        found = f"{best.name} is the fastest measured, at {best.measured:.1f} tokens/s" if best.measured \
+            else "none is measured yet"
+        count = "1 rung" if len(rungs) == 1 else f"{len(rungs)} rungs"
+        return show(figure, alt=f"The ladder has {count}; {found}.", table=data)

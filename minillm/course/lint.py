@@ -56,7 +56,8 @@ def lint_file(path: Path) -> list[str]:
         nbformat.validate(notebook)
     except (nbformat.ValidationError, nbformat.reader.NotJSONError) as error:
         return [*faults, f"not a valid notebook: {str(error).splitlines()[0]}"]
-    faults += [f"badges: the title needs exactly {badges(f'notebooks/{path.name}')}"] * (not _has_badges(notebook, path))
+    if not _has_badges(notebook, path):
+        faults.append(f"badges: the title needs exactly {badges(f'notebooks/{path.name}')}")
     faults += _broken_links(notebook, path.parent)
     return faults + lint(notebook)
 
@@ -139,8 +140,9 @@ def sizes(notebook: Any) -> Iterator[str]:
         width = max(map(len, cell.source.splitlines()), default=0)
         if width > LIMITS["code width"] and "setup" not in tags(cell):
             yield f"cell {cell.id!r} has a line of {width} characters, at most {LIMITS['code width']}"
-    if lines and statistics.median(lines.values()) > LIMITS["median code lines"]:
-        yield f"the median code cell has {statistics.median(lines.values())} lines, at most {LIMITS['median code lines']}"
+    median = statistics.median(lines.values()) if lines else 0
+    if median > LIMITS["median code lines"]:
+        yield f"the median code cell has {median} lines, at most {LIMITS['median code lines']}"
     words = {cell.id: count_words(cell.source) for cell in notebook.cells if cell.cell_type == "markdown"}
     for name, count in words.items():
         if count > LIMITS["words a cell"]:
@@ -175,7 +177,8 @@ def compared(notebook: Any) -> Iterator[str]:
             yield f"cell {cell.id!r} is tagged {min(must)!r} and needs the tag {IGNORED_OUTPUT!r}"
     free = [cell for cell in with_output if IGNORED_OUTPUT in tags(cell)]
     if with_output and 1 - len(free) / len(with_output) < 0.7:
-        yield f"{len(with_output) - len(free)} of {len(with_output)} cells with output are compared, at least 70 % must be"
+        kept = len(with_output) - len(free)
+        yield f"{kept} of {len(with_output)} cells with output are compared, at least 70 % must be"
 
 
 def outputs(notebook: Any) -> Iterator[str]:
@@ -209,7 +212,8 @@ def exercises(notebook: Any) -> Iterator[str]:
             yield f"cell {cell.id!r} must hold f = check(\"NN-k\", f)"
 
 
-RULES: tuple[Rule, ...] = (sections, known_tags, metadata, cell_ids, sizes, figures, setup, compared, outputs, exercises)
+RULES: tuple[Rule, ...] = (
+    sections, known_tags, metadata, cell_ids, sizes, figures, setup, compared, outputs, exercises)
 
 
 def count_words(markdown: str) -> int:

@@ -20,7 +20,7 @@ def is_live() -> bool:
 
 
 def widget_bundle(make: Callable[[], Any]) -> dict[str, Any]:
-    """The widget part of a mimebundle, from ipywidgets 7.7 or 8; empty without a kernel's reader or without ipywidgets."""
+    """The widget part of a mimebundle, from ipywidgets 7.7 or 8; empty in a kept run, or without ipywidgets."""
     if not is_live():
         return {}
     try:

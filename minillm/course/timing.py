@@ -25,7 +25,8 @@ def request_record(output: RequestOutput, trace: Trace, since_s: float | None = 
     spans: list[list[Any]] = [["load", 0.0, round(load_s, 6)]] if load_s else []
     spans += [[span.stage, round(span.start_s - start_s, 6), round(span.end_s - start_s, 6)] for span in trace.spans
               if span.request_id == output.request_id and span.duration_s > 0]
-    return {"spans": spans, "num_prompt_tokens": metrics.num_prompt_tokens, "num_output_tokens": metrics.num_output_tokens,
+    return {"spans": spans, "num_prompt_tokens": metrics.num_prompt_tokens,
+            "num_output_tokens": metrics.num_output_tokens,
             "first_token_s": metrics.first_token_s - start_s, "ttft_s": metrics.ttft_s, "tpot_s": metrics.tpot_s,
             "itl_s": metrics.itl_s, "e2e_s": metrics.e2e_s}
 

@@ -37,14 +37,16 @@ class Explorer:
             from ipywidgets import HTML, Layout, SelectionSlider, VBox
 
             picture = HTML()
-            sliders = [SelectionSlider(options=list(values), value=self.default[name], description=name.replace("_", " "),
-                                       continuous_update=False, style={"description_width": "initial"},
+            sliders = [SelectionSlider(options=list(values), value=self.default[name],
+                                       description=name.replace("_", " "), continuous_update=False,
+                                       style={"description_width": "initial"},
                                        layout=Layout(width="90%", max_width="720px"))
                        for name, values in self.controls.items()]
 
             def redraw(_change: Any = None) -> None:
                 try:
-                    picture.value = self.draw(**{n: s.value for n, s in zip(self.controls, sliders, strict=True)}).html()
+                    chosen = {name: s.value for name, s in zip(self.controls, sliders, strict=True)}
+                    picture.value = self.draw(**chosen).html()
                 except Exception:
                     picture.value = _error_html()
 

@@ -118,7 +118,7 @@ EXERCISES = {task.id: task for task in (
         misconceptions=(
             Misconception(_a_pass_a_token_and_one, "prefill already yields the first token, so N tokens take N - 1 "
                                                    "decode steps"),
-            Misconception(_reads_the_last_token, "nothing follows the last token, so it is never put through the model"),
+            Misconception(_reads_the_last_token, "nothing follows the last token, so the model never reads it"),
             Misconception(_prompt_token_by_token, "the prompt's tokens are all known: one pass computes them together"),
             Misconception(_no_reuse, "a decode step computes one token; what came before is kept in the KV cache"),
         )),
