@@ -223,7 +223,7 @@ class Engine:
             self._stats.num_prompt_tokens += max(0, min(item.end, len(request.prompt_token_ids)) - item.start)
             self._stats.num_output_tokens += item.samples and not request.is_finished
             if item.start == 0:
-                self.span("queue", request.arrival_s, request.admitted_s, request)
+                self.span("queue", request.queued_s, request.admitted_s, request)
             self.span(item.stage, start_s, end_s, request, num_tokens=item.num_tokens, position=item.start)
 
     def span(self, stage: str, start_s: float, end_s: float, request: Request, **args: int) -> None:

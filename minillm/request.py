@@ -180,7 +180,8 @@ class Request:
 
     ``token_ids`` is everything known (prompt, then output). ``seed`` is resolved: never ``None``.
     ``eos_token_ids`` are the model's; ``max_total_tokens`` is prompt plus the most output it may ever have.
-    Times are ``time.perf_counter()`` seconds of the engine's clock.
+    Times are ``time.perf_counter()`` seconds of the engine's clock: ``arrival_s`` when the caller asked, ``queued_s``
+    when the tokenized request was queued.
     """
 
     request_id: str
@@ -192,6 +193,7 @@ class Request:
     eos_token_ids: tuple[int, ...] = ()
     priority: int = 0
     arrival_s: float = field(default_factory=time.perf_counter)
+    queued_s: float = field(default_factory=time.perf_counter)
     token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0

@@ -337,6 +337,8 @@ def test_a_trace_names_every_stage_and_its_times_nest(script_llm):
     assert set(stages) == {"arrive", "queue", "tokenize", "prefill", "decode", "detokenize", "deliver"}
     assert stages.count("prefill") == 1 and stages.count("decode") == 2 and stages.count("detokenize") == 3
     assert all(span.start_s <= span.end_s for span in trace.spans)
+    ordered = sorted(trace.spans, key=lambda span: (span.start_s, span.end_s))
+    assert all(before.end_s <= after.start_s for before, after in zip(ordered, ordered[1:], strict=False))
 
 
 def test_a_closed_engine_says_so(script_llm):

@@ -125,7 +125,7 @@ def code_lines(source: str) -> int:
 
 
 def test_the_engine_stays_near_4000_lines_of_code() -> None:
-    outside = ("course/", "serve/")
+    outside = ("course/", "serve/", "cli/")  # the faces: what a person sees of the engine, not the engine
     engine = [path for path in MODULES if not named(path).startswith(outside) and named(path) not in BENCHMARKS]
     total = sum(code_lines(path.read_text("utf-8")) for path in engine)
     assert total <= ENGINE_LINES, f"{total} lines of code"

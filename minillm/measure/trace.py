@@ -3,9 +3,8 @@
     arrive   the request is checked and given its place
     tokenize prompt text (and chat template) to token ids
     queue    ready, waiting to be admitted into a step
-    prefill  forward pass over prompt tokens (a chunk of them is a span of its own)
-    decode   forward pass over one token that was generated before; one span a step
-    sample   logits to the next token id
+    prefill  forward pass over prompt tokens (a chunk of them is a span of its own), and sampling from its logits
+    decode   forward pass over one token that was generated before, and sampling the next; one span a step
     detokenize  token ids to text, stop strings looked for
     deliver  the piece of text is handed to the caller, until the caller has taken it
 
@@ -22,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-STAGES = ("arrive", "tokenize", "queue", "prefill", "decode", "sample", "detokenize", "deliver")
+STAGES = ("arrive", "tokenize", "queue", "prefill", "decode", "detokenize", "deliver")
 
 
 @dataclass(frozen=True, slots=True)
