@@ -10,6 +10,7 @@ from typing import Any, Literal
 from minillm.errors import ModelError
 from minillm.model.gguf_config import hf_config
 from minillm.model.gguf_file import GGUFFile, read_gguf
+from minillm.model.kinds import CONFIG_KINDS, ROPE_KINDS, check_kinds
 
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 
@@ -135,24 +136,27 @@ def config_from_hf(config: dict[str, Any], generation: dict[str, Any] | None = N
     """The config in a ``config.json``, with the ids that end a text from its ``generation_config.json`` too.
 
     Raises:
-        ModelError: an unknown model type, activation or RoPE type, a missing key, heads that do not divide, or a
-            switch that changes the arithmetic and is not built: never a silent default.
+        ModelError: an unknown model type, activation or RoPE type, a missing key, a value of the wrong kind or out of
+            range, heads that do not divide, or a switch that changes the arithmetic and is not built: never a silent
+            default.
     """
     given, family = config, config.get("model_type")
-    if family not in FAMILY_DEFAULTS:
+    if family not in tuple(FAMILY_DEFAULTS):  # a tuple may be asked for anything, a dictionary not for a list
         raise ModelError(f"model_type {family!r} is not supported; known: {', '.join(FAMILY_DEFAULTS)}")
     config = {**FAMILY_DEFAULTS[family], **given}
     _refuse_unknown_switches(config, family)
+    check_kinds(config, CONFIG_KINDS, "the model's config")
+    check_kinds(generation or {}, CONFIG_KINDS, "generation_config.json")
     for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
-        _whole_number(config, key)
+        _need(config, key)
     num_heads = config["num_attention_heads"]
-    num_kv_heads = _whole_number(config, "num_key_value_heads", num_heads)
-    head_dim = _whole_number(config, "head_dim", config["hidden_size"] // num_heads)
+    num_kv_heads = _need(config, "num_key_value_heads", num_heads)
+    head_dim = _need(config, "head_dim", config["hidden_size"] // num_heads)
     if num_heads % num_kv_heads:
         raise ModelError(f"num_attention_heads {num_heads} must be a multiple of num_key_value_heads {num_kv_heads}")
-    if head_dim % 2:
-        raise ModelError(f"head_dim {head_dim} must be even for rotary embeddings")
-    bias = bool(config.get("attention_bias")) and family in ("llama", "qwen3", "qwen3_moe")
+    if head_dim < 2 or head_dim % 2:
+        raise ModelError(f"head_dim {head_dim} must be even for rotary embeddings, and at least 2")
+    bias = config.get("attention_bias", False) and family in ("llama", "qwen3", "qwen3_moe")
     return ModelConfig(
         model_type=family,
         vocab_size=config["vocab_size"],
@@ -162,13 +166,13 @@ def config_from_hf(config: dict[str, Any], generation: dict[str, Any] | None = N
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        max_position_embeddings=_whole_number(config, "max_position_embeddings"),
+        max_position_embeddings=_need(config, "max_position_embeddings"),
         rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         rope=_rope(config),
-        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+        tie_word_embeddings=config.get("tie_word_embeddings", False),
         qkv_bias=bias or family == "qwen2",
         o_bias=bias,
-        mlp_bias=bool(config.get("mlp_bias")) and family == "llama",
+        mlp_bias=config.get("mlp_bias", False) and family == "llama",
         qk_norm=family in ("qwen3", "qwen3_moe"),
         sliding_window=_sliding_window(config, family),
         **_experts(config, family),
@@ -177,13 +181,11 @@ def config_from_hf(config: dict[str, Any], generation: dict[str, Any] | None = N
     )
 
 
-def _whole_number(config: dict[str, Any], key: str, default: int | None = None) -> int:
+def _need(config: dict[str, Any], key: str, default: int | None = None) -> int:
     value = config.get(key)
     value = default if value is None else value
     if value is None:
         raise ModelError(f"the model's config lacks {key!r}")
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ModelError(f"the model's config has {key} = {value!r}; it must be a whole number of at least 1")
     return value
 
 
@@ -206,6 +208,7 @@ def _rope(config: dict[str, Any]) -> RopeConfig:
         raise ModelError(f"RoPE type {kind!r} is not supported; known: {', '.join(ROPE_TYPES)}")
     if scaling.get("partial_rotary_factor") not in (None, 1):
         raise ModelError(f"partial_rotary_factor = {scaling['partial_rotary_factor']} is not supported (only 1 is)")
+    check_kinds(scaling, ROPE_KINDS, "the model's RoPE scaling")
     theta = scaling.get("rope_theta", config.get("rope_theta", 10_000.0))
     if kind == "default":
         return RopeConfig(theta=float(theta))
@@ -220,6 +223,8 @@ def _rope(config: dict[str, Any]) -> RopeConfig:
     for name in needed:
         if name not in options:
             raise ModelError(f"RoPE type {kind!r} needs {name!r} in rope_scaling or rope_parameters")
+    if kind == "llama3" and options["high_freq_factor"] <= options["low_freq_factor"]:
+        raise ModelError("RoPE type 'llama3' needs a high_freq_factor above its low_freq_factor")
     options.pop("type", None)
     return RopeConfig(theta=float(theta), type=kind, **options)
 
@@ -250,18 +255,18 @@ def _experts(config: dict[str, Any], family: str) -> dict[str, Any]:
     if family not in ("mixtral", "qwen3_moe"):
         return {"sparse_layers": (False,) * num_layers}
     mixtral = family == "mixtral"
-    num_experts = _whole_number(config, "num_local_experts" if config.get("num_local_experts") else "num_experts")
-    per_token = _whole_number(config, "num_experts_per_tok")
+    num_experts = _need(config, "num_local_experts" if config.get("num_local_experts") else "num_experts")
+    per_token = _need(config, "num_experts_per_tok")
     if per_token > num_experts:
         raise ModelError(f"num_experts_per_tok {per_token} must be at most the number of experts, {num_experts}")
     dense = () if mixtral else config.get("mlp_only_layers") or ()
-    step = 1 if mixtral else _whole_number(config, "decoder_sparse_step")
+    step = 1 if mixtral else _need(config, "decoder_sparse_step")
     return {
         "sparse_layers": tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers)),
         "num_experts": num_experts,
         "num_experts_per_token": per_token,
-        "moe_intermediate_size": _whole_number(config, "intermediate_size" if mixtral else "moe_intermediate_size"),
-        "norm_topk_prob": mixtral or bool(config["norm_topk_prob"]),
+        "moe_intermediate_size": _need(config, "intermediate_size" if mixtral else "moe_intermediate_size"),
+        "norm_topk_prob": mixtral or config["norm_topk_prob"],
     }
 
 
@@ -275,6 +280,6 @@ def _special_ids(config: dict[str, Any], generation: dict[str, Any], defaults: d
     # An id outside the vocabulary can never be sampled; some configs write -1 for "none".
     vocab_size = config["vocab_size"]
     return {
-        "bos_token_id": bos if isinstance(bos, int) and 0 <= bos < vocab_size else None,
+        "bos_token_id": bos if bos is not None and 0 <= bos < vocab_size else None,
         "eos_token_ids": tuple(dict.fromkeys(i for i in ids if 0 <= i < vocab_size)),
     }

@@ -12,6 +12,7 @@ import numpy as np
 
 from minillm.errors import ModelError
 from minillm.model.gguf_file import GGUFFile
+from minillm.model.kinds import GGUF_FILE_KINDS, GGUF_KINDS, check_kinds
 
 FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
 # Every id that ends a text: end of sequence, of turn, of message.
@@ -32,9 +33,11 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     """What ``config.json`` would say of the model in ``file``.
 
     Raises:
-        ModelError: an architecture, RoPE scaling or switch that is not supported, or a missing key, by name.
+        ModelError: an architecture, RoPE scaling or switch that is not supported, a missing key, or a value of the
+            wrong kind or out of range, by name.
     """
     metadata = file.metadata
+    check_kinds(metadata, GGUF_FILE_KINDS, str(file.path))
     architecture = metadata.get("general.architecture")
     if architecture not in FAMILIES:
         raise ModelError(f"{file.path}: architecture {architecture!r} is not supported; known: {', '.join(FAMILIES)}")
@@ -73,9 +76,11 @@ class _Keys:
     def get(self, key: str, default: Any = None) -> Any:
         value = self.file.metadata.get(f"{self.architecture}.{key}", default)
         if isinstance(value, list):
-            if len(set(value)) != 1:
+            if not value or any(entry != value[0] for entry in value):
                 raise ModelError(f"{self.file.path}: {self.architecture}.{key} differs between layers: not supported")
-            return value[0]
+            value = value[0]
+        if value is not None and key in GGUF_KINDS:
+            check_kinds({key: value}, {key: GGUF_KINDS[key]}, f"{self.file.path}: {self.architecture}")
         return value
 
     def need(self, key: str) -> Any:
@@ -136,7 +141,8 @@ def _rope(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
         rope["beta_slow"] = keys.get("rope.scaling.yarn_beta_slow")
         scale = keys.get("rope.scaling.attn_factor", keys.get("rope.scaling.yarn_attn_factor", 1.0))
         # llama.cpp multiplies YaRN's own factor (Peng et al. 2023, section 3.4) by this one.
-        rope["attention_factor"] = scale * (0.1 * math.log(rope["factor"]) + 1.0) if scale != 1 else None
+        factor = rope["factor"] or 1.0  # 0 is refused with the rest of the config
+        rope["attention_factor"] = scale * (0.1 * math.log(factor) + 1.0) if scale != 1 else None
     return rope
 
 

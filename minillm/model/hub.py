@@ -54,13 +54,17 @@ def resolve(model: str | Path, *, progress: bool = True) -> Path:
     """
     if model == DEFAULT_MODEL:
         return _default_model(progress)
-    path = Path(model).expanduser()
-    if path.exists():
-        return _check_path(path)
-    if isinstance(model, str) and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", model) and not model.endswith(".gguf"):
+    path, trouble = Path(model), ""
+    try:
+        path = path.expanduser()
+        if model != "" and path.exists():  # Path("") would be the current folder
+            return _check_path(path)
+    except (OSError, RuntimeError, ValueError) as error:  # too long, a folder that may not be read, nobody's "~"
+        trouble = f" ({getattr(error, 'strerror', None) or error})"
+    if not trouble and isinstance(model, str) and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", model) and not model.endswith(".gguf"):
         return _check_path(_hub_model(model, progress))
     raise ModelError(
-        f"there is no model {str(model)!r}: give {DEFAULT_MODEL!r}, the path of a model folder or .gguf file, or a hub "
+        f"there is no model {repr(str(model))[:200]}{trouble}: give {DEFAULT_MODEL!r}, the path of a model folder or .gguf file, or a hub "
         "id like 'owner/name'"
     )
 

@@ -72,8 +72,11 @@ def _read_json(path: Path) -> Any:
 
 
 def _check_model(model: Mapping[str, Any]) -> None:
-    if model.get("type", "BPE") != "BPE" or "merges" not in model:
-        raise ModelError(f"unknown tokenizer model {model.get('type')!r}: only byte pair encoding (BPE) is supported")
+    if (kind := model.get("type", "BPE")) != "BPE":
+        raise ModelError(f"unknown tokenizer model {kind!r}: only byte pair encoding (BPE) is supported")
+    for key, form in (("vocab", dict), ("merges", list)):
+        if not isinstance(model.get(key), form):
+            raise ModelError(f"the tokenizer's BPE model needs {key!r}, which is missing or damaged: fetch it again")
     for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(option):
             raise ModelError(f"tokenizer option {option!r} = {model[option]!r} is not supported: use another model")
@@ -232,6 +235,8 @@ def _gguf_byte_level(path: Path, data: Mapping[str, Any], tokens: list[str], typ
     name = data.get("pre")
     if name not in _GGUF_PRE_TOKENIZERS:
         raise ModelError(f"{path}: unknown GGUF pre-tokenizer {name!r}; known: {', '.join(_GGUF_PRE_TOKENIZERS)}")
+    if "merges" not in data:
+        raise ModelError(f"{path} lacks the key tokenizer.ggml.merges: fetch the model again")
     pattern, digits, normalizer, ignore_merges, add_bos = _GGUF_PRE_TOKENIZERS[name]
     steps = [{"type": "Digits", "individual_digits": True}] if digits else []
     steps.append({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"})

@@ -11,6 +11,7 @@ from transformers import AutoConfig
 
 from minillm.errors import ModelError
 from minillm.model.config import FAMILY_DEFAULTS, ModelConfig, config_from_hf, load_config
+from minillm.model.kinds import CONFIG_KINDS
 
 BASE = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
         "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -99,6 +100,34 @@ def test_m02_a_yarn_factor_left_out_follows_from_the_two_lengths():
     ({"hidden_size": "32"}, "hidden_size"), ({"vocab_size": None}, "vocab_size"),
 ])
 def test_m02_what_would_change_the_arithmetic_is_refused_by_name(keys, named):
+    with pytest.raises(ModelError, match=named):
+        make(**keys)
+
+
+WRONG = ("x", -1.5, float("nan"), 10**400, True, [None], {"a": 1})
+
+
+@pytest.mark.parametrize("key", CONFIG_KINDS)
+def test_a_value_of_the_wrong_kind_is_refused_by_its_key(key):
+    """Whatever the key: text, fractions, NaN, numbers beyond a float, booleans, lists with holes, objects."""
+    family = "qwen3_moe" if "expert" in key else "mistral"
+    wrong = [value for value in WRONG if not CONFIG_KINDS[key].fits(value)]
+    assert len(wrong) >= 4
+    for value in wrong:
+        with pytest.raises(ModelError, match=key):
+            make(family, **{key: value})
+
+
+@pytest.mark.parametrize(("keys", "named"), [
+    ({"eos_token_id": "x"}, "eos_token_id"), ({"generation": {"eos_token_id": [257, None]}}, "eos_token_id"),
+    ({"rms_norm_eps": None}, "rms_norm_eps"), ({"rms_norm_eps": 0}, "rms_norm_eps"),
+    ({"rope_theta": -1}, "rope_theta"), ({"rope_theta": None}, "rope_theta"), ({"model_type": ["llama"]}, "model_type"),
+    ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"), ({"rope_scaling": {"rope_theta": "x"}}, "rope_theta"),
+    ({"rope_scaling": {**YARN, "factor": "4"}}, "factor"), ({"rope_scaling": {**YARN, "beta_fast": 0}}, "beta_fast"),
+    ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, "high_freq_factor"),
+    ({"hidden_size": 2, "num_attention_heads": 4}, "head_dim"),
+])
+def test_a_value_out_of_range_is_refused_by_its_key(keys, named):
     with pytest.raises(ModelError, match=named):
         make(**keys)
 

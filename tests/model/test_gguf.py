@@ -131,7 +131,12 @@ def test_m02_llama3_scaling_is_recognized_by_its_divisors_or_refused(tmp_path, t
     ({"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 2.0}, "longrope"),
     ({"llama.rope.scaling.type": "yarn"}, r"rope\.scaling\.factor"),
     ({"llama.expert_shared_count": 1}, "expert_shared_count"), ({"split.count": 2}, "split"),
-    ({"llama.attn_logit_softcapping": 30.0}, "softcapping"),
+    ({"llama.attn_logit_softcapping": 30.0}, "softcapping"), ({"split.count": "two"}, r"split\.count"),
+    ({"llama.embedding_length": "32"}, "embedding_length"), ({"llama.rope.freq_base": -1.0}, r"rope\.freq_base"),
+    ({"llama.attention.head_count": 0}, "head_count"), ({"tokenizer.ggml.eos_token_id": "x"}, "eos_token_id"),
+    ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "epsilon"),
+    ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 0.0, "llama.rope.scaling.attn_factor": 2.0},
+     "factor"),
 ])
 def test_what_would_change_the_arithmetic_is_refused_by_name(metadata, named, tmp_path, tiny):
     path = tiny.write_gguf(tmp_path / "model.gguf", tiny.make_model("llama"), metadata=metadata)

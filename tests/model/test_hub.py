@@ -274,6 +274,10 @@ def test_paths_are_checked_and_what_is_wrong_is_said(tmp_path):
         hub.resolve("no-such-model")
     with pytest.raises(ModelError, match="no model"):
         hub.resolve(tmp_path / "missing")
+    for no_path in ("", "a" * 5000, "a" * 5000 + "/b", "~no-such-user/model", "a\0b"):
+        with pytest.raises(ModelError, match="there is no model .* give 'smollm2-135m', the path of") as refusal:
+            hub.resolve(no_path)
+        assert len(str(refusal.value)) < 500
     with pytest.raises(ModelError, match=r"config\.json"):
         hub.resolve(tmp_path)
     (tmp_path / "a.gguf").write_bytes(b"GGUF")

@@ -37,6 +37,7 @@ def rewritten(kind, folder, **changes):
     ({"model": {"dropout": 0.1}}, "'dropout'"),
     ({"model": {"end_of_word_suffix": "</w>"}}, "'end_of_word_suffix'"),
     ({"model": {"merges": [["nobody", "knows"]]}}, "knows"),
+    ({"model": {"merges": None}}, "needs 'merges'"), ({"model": {"vocab": []}}, "needs 'vocab'"),
 ])
 def test_unknown_parts_are_refused_by_name(train_kind, tmp_path, changes, named):
     """T03"""
@@ -152,6 +153,11 @@ def test_unknown_gguf_tokenizers_are_refused_by_name(train_kind, tmp_path, model
     """T03"""
     with pytest.raises(ModelError, match=named):
         load_tokenizer(write_gguf(tmp_path / "m.gguf", train_kind("gpt2"), model, pre))
+
+
+def test_a_gguf_tokenizer_without_merges_names_the_missing_key(train_kind, tmp_path):
+    with pytest.raises(ModelError, match=r"lacks the key tokenizer\.ggml\.merges"):
+        load_tokenizer(write_gguf(tmp_path / "m.gguf", train_kind("gpt2"), "gpt2", "gpt-2", scores=[0.0] * 10))
 
 
 @pytest.mark.parametrize(("file", "content"), [
