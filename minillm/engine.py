@@ -58,7 +58,7 @@ class Engine:
         self._in_flight: dict[Request, tuple[ref[Submission], Choice]] = {}
         self._lock = threading.RLock()
         self._in_use = threading.Lock()
-        self._to_cancel: deque[tuple[str, ...]] = deque()
+        self._to_cancel: deque[frozenset[str] | None] = deque()  # None: every request
         self._num_submissions = 0
         self._closed = False
 
@@ -117,11 +117,18 @@ class Engine:
         return submission
 
     def cancel(self, *request_ids: str) -> None:
-        """Cancel these requests (none named: all), in any state, any number of times, from any thread.
+        """Cancel the requests named (none named: nothing), in any state, any number of times, from any thread.
 
         What they held is free on return, text made so far stays in their outputs, and nobody else is touched. Called
         from inside a step (by a signal handler, a finalizer or a plugged-in part), it takes effect after that step.
         """
+        self._cancel(frozenset(request_ids))
+
+    def cancel_all(self) -> None:
+        """Cancel every request in flight, as :meth:`cancel` does those named."""
+        self._cancel(None)
+
+    def _cancel(self, request_ids: frozenset[str] | None) -> None:
         with self._lock:
             self._to_cancel.append(request_ids)
             if not self._in_use.locked():
@@ -130,7 +137,7 @@ class Engine:
     def _cancel_now(self) -> None:
         while self._to_cancel:
             request_ids = self._to_cancel.popleft()
-            for request in [r for r in self._in_flight if not request_ids or r.request_id in request_ids]:
+            for request in [r for r in self._in_flight if request_ids is None or r.request_id in request_ids]:
                 self.scheduler.finish(request, "cancelled")
                 self._deliver(request, None)
 
@@ -138,7 +145,7 @@ class Engine:
         """Cancel everything; any later use raises :class:`EngineDead`."""
         with self._lock:
             self._closed = True
-            self.cancel()
+            self.cancel_all()
 
     def _exclusively(self, work: Callable[..., T], *args: Any) -> T:
         """Call ``work(*args)``; no other thread changes the engine meanwhile, and this one's cancellations wait.
@@ -152,10 +159,13 @@ class Engine:
             if self._in_use.locked():
                 raise RuntimeError("the engine was called from inside its own step; call it before or after")
             try:
-                with self._in_use:
-                    return work(*args)
-            finally:
-                self._cancel_now()
+                try:
+                    with self._in_use:
+                        return work(*args)
+                finally:
+                    self._cancel_now()
+            except StopIteration as error:  # let through, it would look like the end of a stream
+                raise RuntimeError("a part of the engine raised StopIteration") from error
 
     # ---- one step ----------------------------------------------------------------------------------------------
 
@@ -248,12 +258,14 @@ class Engine:
         reader, choice = self._in_flight[request]
         start_s = time.perf_counter()
         text = "" if token is None else choice.add_token(token.token_id, token.logprobs, time_s)
-        if choice.stop_string is not None:
-            # It also wins over a "length" that the same token brought.
+        if request.is_finished:
+            text += choice.flush()
+        if choice.stop_string is not None and request.finish_reason not in ("error", "cancelled"):
+            # It also wins over a "length" or an end token that came with what completed it.
             self.scheduler.finish(request, "stop")
             request.finish_reason, request.stop_reason = "stop", choice.stop_string
         if request.is_finished:
-            text += choice.close()
+            choice.close()
         end_s = time.perf_counter()
         self.span("detokenize", start_s, end_s, request)
         piece = StreamPiece(text, [] if token is None else [token.token_id], request.index, request.finish_reason)

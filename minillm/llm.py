@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from minillm.attention.base import AttentionBackend
 from minillm.attention.torch_backend import ContiguousAttention
 from minillm.config import EngineConfig
@@ -20,6 +18,7 @@ from minillm.errors import InvalidRequest, ModelError
 from minillm.measure.trace import Trace
 from minillm.model.config import load_config
 from minillm.model.decoder import Decoder
+from minillm.model.device import resolve_device
 from minillm.model.hub import DEFAULT_MODEL, resolve
 from minillm.model.weights import load_weights
 from minillm.request import RequestOutput, SamplingParams, ScoreOutput, StreamPiece, as_token_id
@@ -127,8 +126,12 @@ class LLM:
         return [ScoreOutput(ids, [None, *self.engine.score(ids)]) for ids in encoded]
 
     def cancel(self, *request_ids: str) -> None:
-        """Cancel requests by id, or all when none is named; see :meth:`Engine.cancel`."""
+        """Cancel the requests named, by the ``request_id`` of their outputs; see :meth:`Engine.cancel`."""
         self.engine.cancel(*request_ids)
+
+    def cancel_all(self) -> None:
+        """Cancel every request in flight; see :meth:`Engine.cancel`."""
+        self.engine.cancel_all()
 
     def step(self) -> bool:
         """Run one engine step by hand; False when there was nothing to do."""
@@ -268,16 +271,6 @@ def _naming(what: str) -> Iterator[None]:
 
 
 def load_decoder(path: Path, *, dtype: str = "auto", device: str = "auto") -> Decoder:
-    """The decoder of a resolved folder or ``.gguf`` file, on ``device`` (``"auto"``: CUDA where there is one).
-
-    Raises:
-        ValueError: torch does not know the device, or cannot use it here.
-    """
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    try:
-        torch.empty(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"device {device!r} cannot be used here; try device='cpu' ({reason})") from error
-    config = load_config(path)
+    """The decoder of a resolved folder or ``.gguf`` file, on ``device``, see :func:`resolve_device`."""
+    device, config = resolve_device(device), load_config(path)
     return Decoder.from_weights(config, load_weights(path, config), dtype=dtype, device=device)

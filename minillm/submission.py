@@ -41,17 +41,20 @@ class Choice:
         """The stop string that the text has reached."""
         return self._detokenizer.stop_string
 
-    def close(self) -> str:
-        """After the request's last token: flush held text (returned), copy reasons and times to output and metrics."""
+    def flush(self) -> str:
+        """After the request's last token: the text still held back. Its U+FFFD may yet complete a stop string."""
         text = self._detokenizer.finish()
         self.output.text += text
+        return text
+
+    def close(self) -> None:
+        """Copy the finished request's reasons and times to output and metrics."""
         for name in ("finish_reason", "stop_reason", "error"):
             setattr(self.output, name, getattr(self.request, name))
         for name in ("admitted_s", "finished_s", "num_cached_tokens", "num_preemptions"):
             setattr(self.metrics, name, getattr(self.request, name))
         if self.output.finish_reason in ("error", "cancelled"):
             self.metrics.failure = self.output.finish_reason
-        return text
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)

@@ -17,6 +17,7 @@ import pytest
 
 from minillm import LLM, SamplingParams, cli
 from minillm.cli import answer, doctor
+from minillm.llm import load_decoder
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
 Run = Callable[..., tuple[int, str, str]]
@@ -364,6 +365,14 @@ def test_doctor_says_what_to_do_about_each_problem(run: Run, empty_cache: Path, 
 def test_doctor_reports_a_device_that_cannot_be_used(run: Run, empty_cache: Path) -> None:
     code, out, _ = run("doctor", "--device", "cuda:99")
     assert code == 1 and "PROBLEM  device" in out
+
+
+@pytest.mark.parametrize("command", [("card",), ("generate", "Hi")])
+def test_a_device_that_cannot_be_used_is_said_in_one_line(run: Run, command: tuple[str, ...], tmp_path: Path,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer, "load", lambda args: load_decoder(tmp_path, device=args.device))
+    code, out, err = run(*command, "--device", "foo")
+    assert (code, out) == (1, "") and err.startswith("minillm: device 'foo' cannot be used here") and err.count("\n") == 1
 
 
 # --- the real thing

@@ -146,6 +146,23 @@ def test_d02_a_character_cut_by_max_tokens_is_flushed(script_llm):
     assert choice.text == "Hi\ufffd" and len(choice.token_ids) == 4 and choice.finish_reason == "length"
 
 
+@pytest.mark.parametrize("end", [[], [257]])
+def test_a_stop_string_completed_by_the_flushed_replacement_character_stops(script_llm, end):
+    """At the length or at an end token: half a character becomes U+FFFD, which may be what a stop string waits for."""
+    llm = script_llm([65, 66, 0xE2, *end])
+    choice = one(llm, SamplingParams(stop=["B\ufffd"], max_tokens=3 + len(end), **GREEDY))
+    assert (choice.text, choice.finish_reason, choice.stop_reason) == ("A", "stop", "B\ufffd")
+    assert len(choice.token_ids) == 3 + len(end) and llm.stats().num_finished["stop"] == 2
+
+
+def test_a_cancelled_request_stays_cancelled_whatever_its_flushed_text_completes(script_llm):
+    stream = script_llm([65, 0xE2, 0x82, 0x41]).stream("p", SamplingParams(stop=["\ufffd"], **GREEDY))
+    stream._engine.step(), stream._engine.step()
+    stream.close()
+    choice = stream.output.outputs[0]
+    assert (choice.text, choice.finish_reason, choice.stop_reason) == ("A", "cancelled", None)
+
+
 def test_n_tokens_take_one_prefill_and_n_minus_one_decode_steps(script_llm):
     """Prefill yields the first token; the end-of-sequence token takes a step like any other."""
     llm = script_llm([72, 105, 257])
@@ -219,6 +236,38 @@ def test_an_exception_in_the_model_ends_the_requests_of_that_step_alone(script_l
     assert one(llm, SamplingParams(max_tokens=1, **GREEDY)).text == "A"
 
 
+def test_stop_iteration_from_a_part_is_an_error_and_no_end(script_llm):
+    """generate, stream and step raise; without that, a stream would just seem to end."""
+    llm = script_llm([65])
+
+    def fail(call, step, logits):
+        raise StopIteration
+
+    llm.model.edit = fail
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        llm.generate(["a"], SamplingParams(max_tokens=5, **GREEDY))
+    stream = llm.stream("a", SamplingParams(max_tokens=5, **GREEDY))
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(stream)
+    assert stream.output.outputs[0].finish_reason == "error" and llm.stats().num_running == 0
+
+
+def test_cancel_ends_those_named_and_cancel_all_everybody(script_llm):
+    llm = script_llm(lambda prompt: [prompt[0]])
+    streams = [llm.stream(letter, SamplingParams(max_tokens=3, **GREEDY)) for letter in "ABCD"]
+    llm.cancel(*[])
+    assert llm.stats().num_waiting == 4
+    llm.cancel(streams[0].output.request_id, streams[2].output.request_id)
+    assert [stream.output.outputs[0].finish_reason for stream in streams] == ["cancelled", None, "cancelled", None]
+    assert "".join(piece.text for piece in streams[1]) == "BBB"
+    streams += [llm.stream(letter, SamplingParams(**GREEDY)) for letter in "EF"]
+    llm.step()
+    llm.cancel_all()
+    assert [stream.output.outputs[0].finish_reason for stream in streams[4:]] == ["cancelled"] * 2
+    assert llm.stats().num_running == llm.stats().num_waiting == 0
+    assert one(llm, SamplingParams(max_tokens=1, **GREEDY)).text == "p"
+
+
 def test_closing_a_stream_cancels_and_keeps_what_was_said(script_llm):
     """close() any number of times; the text so far stays in the output."""
     llm = script_llm([65])
@@ -249,7 +298,7 @@ def test_cancel_from_another_thread_ends_generate(script_llm):
     thread = threading.Thread(target=lambda: results.update(out=llm.generate(["A"], SamplingParams(**GREEDY))))
     thread.start()
     assert running.wait(10)
-    llm.cancel()
+    llm.cancel_all()
     thread.join(10)
     choice = results["out"][0].outputs[0]
     assert choice.finish_reason == "cancelled" and set(choice.text) == {"A"}

@@ -113,12 +113,11 @@ def check_device(args: argparse.Namespace) -> Finding:
     """The device, the number format and the kernels that a run with these arguments would use."""
     import torch
 
-    from minillm.measure.bench import resolve_device
     from minillm.measure.results import cpu_model
+    from minillm.model.device import resolve_device
     from minillm.model.linear import describe_kernels
 
     device = torch.device(resolve_device(args.device))
-    torch.empty(1, device=device)  # raises where torch cannot use it
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model()
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
     text = f"{device} ({name}{threads}); dtype {args.dtype}: {describe_kernels(args.dtype, device)}"

@@ -36,13 +36,15 @@ def start(*, seed: int = 0, threads: int | None = None) -> Session:
     import numpy
     import torch
 
+    from minillm.model.device import resolve_device
+
     random.seed(seed)
     numpy.random.seed(seed)
     torch.manual_seed(seed)
     threads = threads or available_cores()
     torch.set_num_threads(threads)
     place = where()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = resolve_device()
     live = is_live()
     folder = cache_folder() / "course" if live else None
     print(f"minillm {metadata_version()} · Python {platform.python_version()} · torch {torch.__version__} · {place} · "

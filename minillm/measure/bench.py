@@ -17,6 +17,7 @@ import torch
 from minillm.measure.card import MachineCard
 from minillm.measure.distribution import Spread
 from minillm.measure.results import cpu_model, package_versions
+from minillm.model.device import resolve_device
 
 _MIN_BUFFER, _DEFAULT_CACHE = 256 * 2**20, 64 * 2**20
 
@@ -46,18 +47,9 @@ def time_repeated(work: Callable[[], object], device: str = "cpu", seconds: floa
     return samples
 
 
-def resolve_device(device: str = "auto") -> str:
-    """``"auto"`` as ``"cuda"``, then ``"mps"``, then ``"cpu"``, by what is there; anything else as it is."""
-    if device != "auto":
-        return device
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
-
-
 def current_card(device: str = "auto", *, measure: bool = True) -> MachineCard | None:
     """The saved card if it still holds for this device, thread count and torch; else a new one, measured and saved
-    (about ten seconds), or ``None`` with ``measure=False``."""
+    (about ten seconds), or ``None`` with ``measure=False``. ``ValueError``: a device that cannot be used."""
     device = resolve_device(device)
     card = MachineCard.load()
     if card and not card.stale(device=device, num_threads=torch.get_num_threads(), torch_version=torch.__version__):
@@ -70,7 +62,7 @@ def current_card(device: str = "auto", *, measure: bool = True) -> MachineCard |
 
 
 def measure_card(device: str = "auto", seconds: float = 6.0) -> MachineCard:
-    """Measure this machine in about ``seconds`` (and a second or two to set up)."""
+    """Measure this machine in about ``seconds`` (and a second or two to set up); ``ValueError`` where it lacks ``device``."""
     device = resolve_device(device)
     cache_bytes = last_level_cache_bytes(device)
     buffer_bytes = _buffer_bytes(device, cache_bytes)

@@ -24,9 +24,9 @@ from typing import Any, Protocol
 
 import torch
 
-from minillm.measure.bench import resolve_device
 from minillm.measure.metrics import RequestMetrics
 from minillm.measure.report import decode_bytes_per_token, kv_bytes_read
+from minillm.model.device import resolve_device
 
 WARMUP_TOKENS = 16
 DTYPES = ("auto", "float32", "bfloat16", "float16")
