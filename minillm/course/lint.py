@@ -54,8 +54,10 @@ def lint_file(path: Path) -> list[str]:
     try:
         notebook = nbformat.read(path, as_version=4)
         nbformat.validate(notebook)
-    except (nbformat.ValidationError, nbformat.reader.NotJSONError) as error:
-        return [*faults, f"not a valid notebook: {str(error).splitlines()[0]}"]
+    # nbformat walks through a notebook before it validates it, and trips over whatever is of another kind
+    except (nbformat.ValidationError, ValueError, TypeError, AttributeError, LookupError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        return [*faults, f"not a valid notebook: {reason}"]
     if not _has_badges(notebook, path):
         faults.append(f"badges: the title needs exactly {badges(f'notebooks/{path.name}')}")
     faults += _broken_links(notebook, path.parent)
@@ -81,7 +83,7 @@ def section(cell: Any) -> str | None:
 def sections(notebook: Any) -> Iterator[str]:
     """Every section once and in order; one may be absent where the metadata's ``minillm.absent`` says why."""
     seen = [name for cell in notebook.cells if (name := section(cell))]
-    absent = notebook.metadata.get("minillm", {}).get("absent", {})
+    absent = _object(_object(notebook.metadata, "minillm"), "absent")
     for name, title in SECTIONS.items():
         if name not in seen and not str(absent.get(name, "")).strip():
             yield f"section {title!r} (tag {name!r}) is missing, and the metadata does not say why"
@@ -104,11 +106,11 @@ def known_tags(notebook: Any) -> Iterator[str]:
 
 def metadata(notebook: Any) -> Iterator[str]:
     """Kernelspec, number, minutes and memory stand; there is no widget state."""
-    if notebook.metadata.get("kernelspec", {}).get("name") != "python3":
+    if _object(notebook.metadata, "kernelspec").get("name") != "python3":
         yield "the kernelspec must be python3"
     if "widgets" in notebook.metadata:
         yield "widget state is stored; run `minillm course execute`"
-    own = notebook.metadata.get("minillm", {})
+    own = _object(notebook.metadata, "minillm")
     for key in ("number", "minutes", "memory_gb"):
         if key not in own:
             yield f"metadata.minillm.{key} is missing"
@@ -221,6 +223,12 @@ def count_words(markdown: str) -> int:
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", markdown)
     text = re.sub(r"<[^>]+>", " ", text)
     return len(re.findall(r"[^\W_][\w'’.,/-]*", text))
+
+
+def _object(values: Any, key: str) -> dict[str, Any]:
+    """The object under ``key``, empty where there is none: nbformat's schema leaves metadata free."""
+    value = values.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def _code(notebook: Any) -> list[Any]:

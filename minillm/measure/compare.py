@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from minillm.measure.distribution import Spread, ratio_of_medians
 from minillm.measure.report import table
-from minillm.measure.results import Recording, environment
+from minillm.measure.results import Recording, environment, shown_path
 
 if TYPE_CHECKING:
     from minillm.measure.card import MachineCard
@@ -48,7 +48,10 @@ class SampleFailed(RuntimeError):
 def sample_in_fresh_process(spec: SampleSpec) -> dict[str, Any]:
     """The sample that ``minillm.measure.peers`` takes for ``spec``; :class:`SampleFailed` when it takes none."""
     said = _run_peers(json.dumps(asdict(spec)))
-    return json.loads(said.strip().splitlines()[-1])
+    try:
+        return json.loads(said.strip().splitlines()[-1])
+    except ValueError as error:
+        raise SampleFailed(f"the process for {spec.engine} gave no sample: {error}") from error
 
 
 def convert_in_fresh_process(model: str) -> None:
@@ -89,20 +92,28 @@ def run_comparison(
 
     Raises:
         ValueError: no round or engine, or the same engine twice.
-        SampleFailed: from ``take``; what was taken until then is lost, as unpaired samples compare nothing.
+        SampleFailed: from ``take``, before any sample was taken. One after that (or Ctrl-C) ends the run, and what was
+            taken is kept: ``settings["failure"]`` then says which sample failed and why, and is ``None`` otherwise.
     """
     if rounds < 1 or not engines or len(set(engines)) != len(engines):
         raise ValueError(f"at least one round of one or more different engines, got {rounds} of {list(engines)}")
-    samples, where = [], environment(card=asdict(card) if card else None)  # before our own load counts as the machine's
-    for round_number in range(rounds):
-        for engine in engines if round_number % 2 == 0 else reversed(engines):
+    samples, failure = [], None
+    where = environment(card=asdict(card) if card else None)  # before our own load counts as the machine's
+    turns = [(number, engine) for number in range(rounds) for engine in (engines if number % 2 == 0 else engines[::-1])]
+    for number, engine in turns:
+        try:
             sample = take(replace(spec, engine=engine))
-            samples.append({"round": round_number, **sample})
-            speed = sample["decode_tokens_per_s"] or 0.0
-            say(f"round {round_number + 1} of {rounds}  {engine:<22} {speed:7.1f} tokens/s")
+        except (SampleFailed, KeyboardInterrupt) as error:
+            if not samples:
+                raise
+            failure = f"{engine} in round {number + 1}: {str(error) or type(error).__name__}"
+            break
+        samples.append({"round": number, **sample})
+        say(f"round {number + 1} of {rounds}  {engine:<22} {sample['decode_tokens_per_s'] or 0.0:7.1f} tokens/s")
     settings = {
         "model": spec.model, "prompt_tokens": len(spec.prompt_ids), "new_tokens": spec.new_tokens,
         "prefill_tokens": len(spec.prefill_ids), "engines": list(engines), "rounds": rounds,
+        "failure": failure,
     }
     where |= {key: samples[0].get(key) for key in ("device", "num_threads")}
     return Recording(name=name, samples=samples, settings=settings, environment=where)
@@ -128,6 +139,8 @@ def format_comparison(recording: Recording) -> str:
         f"tokens, {settings['rounds']} rounds in fresh processes; median (middle half)",
         table(rows), *_ratio_lines(recording, engines), *_same_token_lines(recording, engines),
     ]
+    if failure := settings.get("failure"):
+        lines.append(f"the run ended early, with {len(recording.samples)} samples: {failure}")
     if best:
         lines.append(f"best memory read of this machine: {best / 1e9:.1f} GB/s; a model that partly stays in the "
                      f"{card['cache_bytes'] / 1e6:,.0f} MB cache can pass it")
@@ -153,16 +166,14 @@ def _ratio_lines(recording: Recording, engines: Sequence[str]) -> list[str]:
 
 def _speedup(recording: Recording, key: str, engine: str, baseline: str) -> str:
     """How many times as fast, whether the key is a speed or a time; the rounds are the pairs."""
-    ours, theirs = (_by_round(recording, key, name) for name in (engine, baseline))
-    if not ours or len(ours) != len(theirs):
+    rounds = [[recording.values(key, engine=name, round=number) for name in (engine, baseline)]
+              for number in range(recording.settings["rounds"])]
+    pairs = [(ours[0], theirs[0]) for ours, theirs in rounds if ours and theirs]
+    if not pairs:
         return "n/a"
+    ours, theirs = zip(*pairs, strict=True)
     ratio = ratio_of_medians(ours, theirs) if key.endswith("_per_s") else ratio_of_medians(theirs, ours)
     return f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
-
-
-def _by_round(recording: Recording, key: str, engine: str) -> list[float]:
-    return [value for number in range(recording.settings["rounds"])
-            for value in recording.values(key, engine=engine, round=number)]
 
 
 def _same_token_lines(recording: Recording, engines: Sequence[str]) -> list[str]:
@@ -171,7 +182,7 @@ def _same_token_lines(recording: Recording, engines: Sequence[str]) -> list[str]
     unsteady = [engine for engine in engines if len(made[engine]) > 1]
     pairs = [(engine, BASELINES[engine]) for engine in engines if BASELINES.get(engine) in engines]
     lines = [f"{ours} and {theirs} made {'the same' if made[ours] == made[theirs] else 'different'} tokens"
-             for ours, theirs in pairs]
+             for ours, theirs in pairs if made[ours] and made[theirs]]
     return ["", *lines, *(f"{engine} made different tokens in different rounds" for engine in unsteady)]
 
 
@@ -205,5 +216,7 @@ def main(args: argparse.Namespace) -> int:
         print(f"minillm bench: {error}", file=sys.stderr)
         return 1 if isinstance(error, SampleFailed) else 2
     path = recording.save(args.out)
-    print("", format_comparison(recording), "", f"every sample: {path}", sep="\n")
-    return 0
+    print("", format_comparison(recording), "", f"every sample: {shown_path(path)}", sep="\n")
+    if failure := recording.settings["failure"]:
+        print(f"minillm bench: {failure}", file=sys.stderr)
+    return 1 if failure else 0

@@ -139,3 +139,9 @@ def write_atomically(path: Path, text: str) -> None:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def shown_path(path: Path) -> Path:
+    """``path`` as it is shown to people: from the current folder where it lies below it, else in full."""
+    path, here = path.resolve(), Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

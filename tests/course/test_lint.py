@@ -64,6 +64,13 @@ def test_the_smallest_good_notebook_has_no_fault(tmp_path):
     assert lint_file(path) == []
 
 
+@pytest.mark.parametrize("own", [None, [], "x", {"absent": None}])
+def test_metadata_of_another_kind_is_a_fault_and_no_crash(own):
+    notebook = good()
+    notebook.metadata["minillm"] = own
+    assert any("minillm.number is missing" in fault for fault in lint(notebook))
+
+
 def figure_output(alt="A figure with enough words in it."):
     return new_output("display_data", data={"text/html": f'<img alt="{alt}" src="data:,">'})
 

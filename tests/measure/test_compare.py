@@ -72,6 +72,46 @@ def options(*arguments: str) -> argparse.Namespace:
     return parser.parse_args(list(arguments))
 
 
+@pytest.mark.parametrize("error", [SampleFailed("no memory"), KeyboardInterrupt()])
+def test_a_failed_sample_ends_the_run_and_keeps_what_was_taken(error, tmp_path, capsys, monkeypatch):
+    """Three samples and then a failure: the file has three, the report pairs the round that is whole, the exit is 1."""
+    taken = iter([None, None, None, error])
+
+    def take(s: SampleSpec) -> dict:
+        if (failure := next(taken)) is not None:
+            raise failure
+        return fake_sample(s)
+    monkeypatch.setattr(bench, "current_card", lambda device: None)
+    monkeypatch.setattr(compare, "convert_in_fresh_process", lambda model: None)
+    monkeypatch.setattr(compare, "benchmark_ids", lambda *lengths: ([1, 2], [3]))
+    monkeypatch.setattr(compare, "run_comparison", lambda *given, **more: run_comparison(*given, **more, take=take))
+    monkeypatch.chdir(tmp_path)
+    assert compare.main(options("--engines", ",".join(ENGINES), "--out", str(tmp_path / "kept.json"))) == 1
+    out, err = capsys.readouterr()
+    kept = Recording.load(tmp_path / "kept.json")
+    assert len(kept.samples) == 3 and ENGINES[0] in kept.settings["failure"]
+    assert (str(error) or "KeyboardInterrupt") in err and "ended early, with 3 samples" in out
+    ratios = next(line for line in out.splitlines() if line.split()[:2] == ENGINES)
+    assert ratios.split("transformers-float32")[1].split() == ["4.00", "(4.00-4.00)"] * 3
+    assert out.splitlines()[-1] == "every sample: kept.json"
+
+
+def test_engines_without_a_sample_are_compared_to_nobody():
+    def take(s: SampleSpec) -> dict:
+        if s.engine == ENGINES[1]:
+            raise SampleFailed("no memory")
+        return fake_sample(s)
+    text = format_comparison(compared(take))
+    assert "same tokens" not in text and "n/a" in text and "no memory" in text
+
+
+def test_a_first_sample_that_fails_leaves_nothing_to_keep():
+    def take(s: SampleSpec) -> dict:
+        raise SampleFailed("no memory")
+    with pytest.raises(SampleFailed, match="no memory"):
+        compared(take)
+
+
 def test_a_bad_engine_ends_with_a_message_and_no_file(tmp_path, capsys):
     assert compare.main(options("--engines", "nonsense", "--out", str(tmp_path / "x.json"))) == 2
     assert "unknown engine 'nonsense'" in capsys.readouterr().err
