@@ -56,7 +56,7 @@ def byte_tok() -> Tokenizer:
 
 @pytest.fixture
 def script_llm(byte_tok: Tokenizer) -> Callable[..., LLM]:
-    """``script_llm(ids)``: an LLM over BYTE whose every answer is ``ids`` (its last id repeats), or ``script(prompt)``."""
+    """``script_llm(ids)``: an LLM over BYTE whose every answer is ``ids`` (the last repeats), or ``script(prompt)``."""
     def make(script: Sequence[int] | Callable[[tuple[int, ...]], Sequence[int]], *, vocab_size: int = 261,
              max_len: int = 4096, eos_token_ids: tuple[int, ...] = (EOS,), **options: object) -> LLM:
         chosen = script if callable(script) else lambda prompt: list(script)

@@ -11,7 +11,11 @@ from torch import Tensor
 from minillm.attention import torch_backend
 from minillm.attention.base import StepTensors
 from minillm.attention.torch_backend import (
-    ContiguousAttention, PaddedAttention, UncachedAttention, causal_attention, causal_mask,
+    ContiguousAttention,
+    PaddedAttention,
+    UncachedAttention,
+    causal_attention,
+    causal_mask,
 )
 from minillm.cache.kv import ContiguousCache
 from minillm.model.config import ModelConfig

@@ -105,8 +105,10 @@ def test_every_command_explains_itself(name: str, run: Run) -> None:
     assert code == 0 and out.startswith(f"usage: minillm {name}")
 
 
-@pytest.mark.parametrize("argv", [[], ["nonsense"], ["generate", "--dtype", "int3", "Hi"], ["generate", "--max-tokens", "x"],
-                                  ["generate", "--raw", "--chat", "Hi"], ["course"]])
+@pytest.mark.parametrize("argv", [
+    [], ["nonsense"], ["generate", "--dtype", "int3", "Hi"], ["generate", "--max-tokens", "x"],
+    ["generate", "--raw", "--chat", "Hi"], ["course"],
+])
 def test_wrong_usage_exits_2(argv: list[str], run: Run) -> None:
     code, out, err = run(*argv)
     assert code == 2 and out == "" and "usage: minillm" in err
@@ -238,8 +240,8 @@ def test_a_trace_is_written_for_the_viewers(run: Run, fake: Callable[..., Fake],
     assert {"tokenize", "prefill", "decode", "detokenize", "deliver"} <= names
 
 
-def test_stats_tell_the_four_numbers_and_the_stages(run: Run, tiny_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch,
-                                                    tmp_path: Path) -> None:
+def test_stats_tell_the_four_numbers_and_the_stages(run: Run, tiny_llm: Callable[..., LLM], tmp_path: Path,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     from minillm.measure import bench
     from minillm.measure.card import MachineCard
 
@@ -247,7 +249,8 @@ def test_stats_tell_the_four_numbers_and_the_stages(run: Run, tiny_llm: Callable
     measured = []
     card = MachineCard(device="cpu", device_name="test", num_threads=1, read_bytes_per_s=1e10, flops_per_s={},
                        operator_overhead_s=1e-6, noise=0.0, buffer_bytes=1)
-    monkeypatch.setattr(bench, "current_card", lambda device, measure=True: measured.append(measure) or (card if measure else None))
+    monkeypatch.setattr(bench, "current_card",
+                        lambda device, measure=True: measured.append(measure) or (card if measure else None))
     llm = tiny_llm()
     monkeypatch.setattr(answer, "load", lambda args: llm)
     code, out, err = run("generate", "--raw", "--stats", "--max-tokens", "5", "Hi")
@@ -286,7 +289,8 @@ def test_ctrl_c_in_a_chat_stops_the_answer_and_keeps_what_was_said(run: Run, fak
 
 
 @pytest.mark.parametrize("leaving", [KeyboardInterrupt, EOFError])
-def test_ctrl_c_and_ctrl_d_at_the_prompt_leave(leaving: type, run: Run, fake: Callable[..., Fake], typing: Callable) -> None:
+def test_ctrl_c_and_ctrl_d_at_the_prompt_leave(leaving: type, run: Run, fake: Callable[..., Fake],
+                                               typing: Callable) -> None:
     fake("yes", chat=True)
     typing(["one?", leaving, "never"])
     code, out, err = run("chat")
@@ -324,8 +328,8 @@ def test_card_measures_saves_and_prints(run: Run, tmp_path: Path, monkeypatch: p
     from minillm.measure.card import MachineCard
 
     monkeypatch.setenv("MINILLM_HOME", str(tmp_path))
-    card = MachineCard(device="cpu", device_name="a test", num_threads=1, read_bytes_per_s=3e10, flops_per_s={"float32": 1e11},
-                       operator_overhead_s=1e-6, noise=0.01, buffer_bytes=1)
+    card = MachineCard(device="cpu", device_name="a test", num_threads=1, read_bytes_per_s=3e10,
+                       flops_per_s={"float32": 1e11}, operator_overhead_s=1e-6, noise=0.01, buffer_bytes=1)
     monkeypatch.setattr(bench, "measure_card", lambda device: card)
     code, out, _ = run("card")
     assert code == 0 and "30.0 GB/s" in out
@@ -348,7 +352,8 @@ def test_doctor_finds_nothing_wrong_before_the_first_download(run: Run, empty_ca
     assert list(empty_cache.iterdir()) == [], "it fetches nothing"
 
 
-def test_doctor_says_what_to_do_about_each_problem(run: Run, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_says_what_to_do_about_each_problem(run: Run, empty_cache: Path,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINILLM_OFFLINE", "1")
     monkeypatch.setattr(doctor, "_requirements", lambda: ["numpy>=99.0", "no-such-package>=1"])
     monkeypatch.setattr(doctor.sys, "version_info", (3, 9, 1))
@@ -372,7 +377,8 @@ def test_a_device_that_cannot_be_used_is_said_in_one_line(run: Run, command: tup
                                                            monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answer, "load", lambda args: load_decoder(tmp_path, device=args.device))
     code, out, err = run(*command, "--device", "foo")
-    assert (code, out) == (1, "") and err.startswith("minillm: device 'foo' cannot be used here") and err.count("\n") == 1
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith("minillm: device 'foo' cannot be used here")
 
 
 # --- the real thing

@@ -1,10 +1,10 @@
-"""``tests/contract.md`` has no gap: each promise and each case from the field names a test that exists, or what it waits for."""
+"""``tests/contract.md`` has no gap: each promise and each field case names a test that exists, or what it waits for."""
 
 from __future__ import annotations
 
 import ast
 import re
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,7 +42,7 @@ def parse(text: str) -> tuple[dict[str, list[tuple[str, str]]], list[str]]:
     return sections, faults
 
 
-@lru_cache(maxsize=None)
+@cache
 def node_names(path: Path) -> frozenset[str]:
     """Names of the test functions of a file (``Class::name`` inside classes), found without running it."""
     if not path.is_file():

@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PRINTED = {
-    "generate.py": r"The sky is blue because.+\n +\[\d+ tokens, (length|stop); first after \d+ ms, then one each \d+ ms\]",
+    "generate.py": r"The sky is blue because.+\n +\[\d+ tokens, (length|stop); "
+                   r"first after \d+ ms, then one each \d+ ms\]",
     "stream.py": r"\[cancelled after \d+ tokens\]",
     "chat.py": r"user: Name three.+\nassistant: .+",
     "score.py": r"perplexity +[\d.]+  The capital of France is Paris\.",

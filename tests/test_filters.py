@@ -57,7 +57,9 @@ def test_rounding_moves_no_border(dtype):
         assert survivors(unequal + 3.3 * parts % 7, min_p=1 / parts) == [0, 1]
 
 
-@pytest.mark.parametrize("top_k, expected", [(0, 5), (-1, 5), (1, 1), (4, 4), (5, 5), (6, 5), (1_000_000, 5), (10**30, 5)])
+@pytest.mark.parametrize("top_k, expected", [
+    (0, 5), (-1, 5), (1, 1), (4, 4), (5, 5), (6, 5), (1_000_000, 5), (10**30, 5),
+])
 def test_s04_top_k_off_one_all_and_beyond(top_k, expected):
     """S04."""
     logits = torch.tensor([[0.3, 2.0, -1.0, 2.0, 0.0]])
@@ -103,7 +105,8 @@ def brute_keep(logits: list[float], weights: list[int], limit: int) -> list[bool
     return keep
 
 
-values = st.one_of(st.floats(-40, 40, width=32), st.integers(-3, 3).map(float), st.sampled_from([-INF, -1e30, 1e-40, -0.0]))
+values = st.one_of(st.floats(-40, 40, width=32), st.integers(-3, 3).map(float),
+                   st.sampled_from([-INF, -1e30, 1e-40, -0.0]))
 
 
 @settings(deadline=None, derandomize=True, max_examples=300)

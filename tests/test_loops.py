@@ -8,7 +8,11 @@ from torch import Tensor
 
 from minillm.attention.base import StepTensors
 from minillm.loops import (
-    generate_static_batch, generate_with_cache, generate_without_cache, greedy, padded_step,
+    generate_static_batch,
+    generate_with_cache,
+    generate_without_cache,
+    greedy,
+    padded_step,
 )
 from minillm.model.config import ModelConfig, RopeConfig
 from minillm.model.decoder import Decoder

@@ -76,7 +76,8 @@ def imported_names() -> set[str]:
 
 def test_what_is_imported_is_declared_and_what_is_declared_for_running_is_imported() -> None:
     imported = {lowered(name) for name in imported_names()}
-    runtime, everything = ({IMPORTED_AS.get(name, name) for name in names} for names in (declared(), every_requirement()))
+    runtime, everything = ({IMPORTED_AS.get(name, name) for name in names}
+                           for names in (declared(), every_requirement()))
     assert runtime - imported == set()
     assert imported - everything - GIVEN == set()
 
@@ -110,7 +111,8 @@ def test_a_wheel_holds_every_module_and_the_course_data(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "data", source / "data")
     for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, source / name)
-    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet", "-w", str(tmp_path), "."]
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet",
+             "-w", str(tmp_path), "."]
     run = subprocess.run(build, cwd=source, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     (wheel,) = tmp_path.glob("minillm_course-*.whl")
@@ -179,7 +181,8 @@ def test_a_prompt_reaches_the_command_as_it_was_written(tmp_path: Path) -> None:
     fake.write_text('#!/bin/sh\nfor last; do :; done\nprintf "%s" "$last"\n')
     fake.chmod(0o755)
     prompt = "say \"hi\"; it's `date` & more"
-    run = subprocess.run(["make", "-s", "demo", f"VENV={tmp_path}", f"PROMPT={prompt}"], cwd=ROOT, capture_output=True, text=True)
+    run = subprocess.run(["make", "-s", "demo", f"VENV={tmp_path}", f"PROMPT={prompt}"],
+                         cwd=ROOT, capture_output=True, text=True)
     assert run.stdout == prompt
 
 
@@ -253,7 +256,8 @@ def test_the_address_stands_in_one_place_and_everything_repeats_it() -> None:
     assert badges(first) in (ROOT / "README.md").read_text("utf-8")
     for path in carriers(ROOT):
         text = path.read_text("utf-8")
-        badge_targets = re.findall(r"(?:mybinder\.org/v2/gh|colab\.research\.google\.com/github)/([\w.-]+/[\w.-]+)", text)
+        badge_targets = re.findall(
+            r"(?:mybinder\.org/v2/gh|colab\.research\.google\.com/github)/([\w.-]+/[\w.-]+)", text)
         assert set(badge_targets) <= {repository()}, path.name
         installs = re.findall(r"(?:git\+|git clone )https://github\.com/([\w.-]+/[\w-]+)", text)
         assert set(installs) <= {repository()}, path.name

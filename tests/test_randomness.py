@@ -83,8 +83,8 @@ def test_noise_is_uniform_in_every_row_column_and_as_a_whole(keys):
 
 
 @pytest.mark.parametrize("first, second", [
-    ((5, 0, 0), (6, 0, 0)), ((5, 0, 0), (5, 1, 0)), ((5, 0, 0), (5, 0, 1)), ((5, 0, 1), (5, 1, 0)), ((0, 0, 0), (2**32, 0, 0)),
-    ((0, 0, 0), (2**64, 0, 0)), ((3, 0, 0), (-3, 0, 0)),
+    ((5, 0, 0), (6, 0, 0)), ((5, 0, 0), (5, 1, 0)), ((5, 0, 0), (5, 0, 1)), ((5, 0, 1), (5, 1, 0)),
+    ((0, 0, 0), (2**32, 0, 0)), ((0, 0, 0), (2**64, 0, 0)), ((3, 0, 0), (-3, 0, 0)),
 ])
 def test_neighbouring_draws_are_uncorrelated(first, second):
     a, b = uniforms([first, second], 100_000) - 0.5

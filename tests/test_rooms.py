@@ -1,4 +1,4 @@
-"""The rooms keep to their rules: who may import torch, how large things get, and that every public name is explained."""
+"""The rooms keep to their rules: who may import torch, how large things get, that every public name is explained."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def run_python(code: str) -> str:
 def test_torch_free_rooms_load_no_torch_even_through_others() -> None:
     modules = [f"minillm.{named(path).removesuffix('.py').removesuffix('/__init__').replace('/', '.')}"
                for path in FREE_MODULES]
-    assert run_python(f"import sys\nfor name in {modules}: __import__(name)\nprint('torch' in sys.modules)") == "False\n"
+    code = f"import sys\nfor name in {modules}: __import__(name)\nprint('torch' in sys.modules)"
+    assert run_python(code) == "False\n"
 
 
 def test_importing_minillm_is_quick_and_leaves_torch_alone() -> None:
@@ -77,7 +78,8 @@ def test_modules_and_functions_stay_small(path: Path) -> None:
     assert len(lines) < MAX_MODULE_LINES, f"{len(lines)} lines"
     long_lines = [number for number, line in enumerate(lines, 1) if len(line) > MAX_LINE_LENGTH]
     assert not long_lines, f"lines over {MAX_LINE_LENGTH} characters: {long_lines}"
-    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    functions = [node for node in ast.walk(ast.parse(source))
+                 if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
     large = {node.name: node.end_lineno - node.lineno + 1 for node in functions}
     assert not {name: size for name, size in large.items() if size > MAX_FUNCTION_LINES}
 

@@ -174,7 +174,8 @@ all_params = st.builds(
 
 
 @settings(deadline=None, derandomize=True, max_examples=150)
-@given(st.data(), st.integers(1, 7), st.integers(2, 90), st.sampled_from([torch.bfloat16, torch.float32, torch.float64]))
+@given(st.data(), st.integers(1, 7), st.integers(2, 90),
+       st.sampled_from([torch.bfloat16, torch.float32, torch.float64]))
 def test_a_row_of_any_mixed_batch_equals_itself_alone(data, num_rows, size, dtype):
     """S01 (b), S04, S08: token, logprobs and ranks, bit for bit."""
     logits = (torch.randn(num_rows, size, generator=torch.Generator().manual_seed(size)) * 4).to(dtype)

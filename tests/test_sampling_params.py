@@ -65,8 +65,9 @@ def test_ranges(name, bad, good):
 
 
 def test_numpy_scalars_become_python_numbers():
-    params = SamplingParams(temperature=np.float32(0.5), top_k=np.int64(4), seed=np.uint64(2**63), top_p=np.float64(0.9),
-                            stop_token_ids=[np.int32(3)], logit_bias={np.int64(2): np.float32(1.5)})
+    params = SamplingParams(temperature=np.float32(0.5), top_k=np.int64(4), seed=np.uint64(2**63),
+                            top_p=np.float64(0.9), stop_token_ids=[np.int32(3)],
+                            logit_bias={np.int64(2): np.float32(1.5)})
     for value, kind in [(params.temperature, float), (params.top_k, int), (params.seed, int), (params.top_p, float),
                         (params.stop_token_ids[0], int), (*params.logit_bias, int), (params.logit_bias[2], float)]:
         assert type(value) is kind
@@ -104,7 +105,9 @@ def test_stop_strings_are_stored_once_in_order(stop, stored):
     assert SamplingParams(stop=stop).stop == stored
 
 
-@pytest.mark.parametrize("ids", [5, "12", b"12", [-1], ["1"], [1.0], [True], [1, True], [None], [[1]], {1}, {1: 2}], ids=repr)
+@pytest.mark.parametrize("ids", [
+    5, "12", b"12", [-1], ["1"], [1.0], [True], [1, True], [None], [[1]], {1}, {1: 2},
+], ids=repr)
 def test_bad_stop_token_ids_are_refused(ids):
     refused(stop_token_ids=ids)
 

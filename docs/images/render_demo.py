@@ -1,4 +1,4 @@
-"""Run ``minillm generate --stats`` for real and draw what it printed as docs/images/demo.svg (the picture in README)."""
+"""Run ``minillm generate --stats`` for real and draw what it printed as docs/images/demo.svg, README's picture."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ CHAR = SIZE * 0.6015  # width of a monospaced character
 def draw(lines: list[str]) -> str:
     """The lines as a terminal, in SVG: opaque, so that it reads on a light and on a dark page."""
     width, height = COLUMNS * CHAR + 2 * PAD, len(lines) * LINE + 2 * PAD + 22
-    rows = [f'<text x="{PAD}" y="{PAD + 30 + LINE * i}" fill="{colour(line)}" xml:space="preserve">{escape(line)}</text>'
+    rows = [f'<text x="{PAD}" y="{PAD + 30 + LINE * i}" fill="{colour(line)}" '
+            f'xml:space="preserve">{escape(line)}</text>'
             for i, line in enumerate(lines) if line]
     dots = [f'<circle cx="{PAD + 18 * i}" cy="16" r="5.5" fill="{fill}"/>'
             for i, fill in enumerate(("#f47067", "#e3b341", "#57ab5a"))]
     return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height}" viewBox="0 0 {width:.0f} {height}"',
-        f'     font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, DejaVu Sans Mono, monospace" font-size="{SIZE}">',
-        f'<rect width="100%" height="100%" rx="8" fill="#22272e"/>', *dots, *rows, "</svg>", "",
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height}" '
+        f'viewBox="0 0 {width:.0f} {height}"',
+        '     font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, DejaVu Sans Mono, monospace" '
+        f'font-size="{SIZE}">',
+        '<rect width="100%" height="100%" rx="8" fill="#22272e"/>', *dots, *rows, "</svg>", "",
     ])
 
 
@@ -38,7 +41,8 @@ def main() -> None:
     command = [sys.executable, "-m", "minillm", "generate", "--stats", "--max-tokens", "128", PROMPT]
     subprocess.run(command, capture_output=True, check=True)  # the machine card, and files into the page cache
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    lines = [part for line in printed.splitlines() for part in (textwrap.wrap(line, COLUMNS) if len(line) > COLUMNS else [line])]
+    lines = [part for line in printed.splitlines()
+             for part in (textwrap.wrap(line, COLUMNS) if len(line) > COLUMNS else [line])]
     target = Path(__file__).with_name("demo.svg")
     target.write_text(draw([TYPED, "", *lines]), encoding="utf-8")
     print(f"{printed}\nwritten: {target}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minillm.course.live import EMPTY_PANEL
 from minillm.course.display import PALETTE, Shown, canvas, show
+from minillm.course.live import EMPTY_PANEL
 from minillm.measure.trace import STAGES
 
 Spans = Sequence[tuple[str, float, float]]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from minillm.course import html
-from minillm.course.files import CourseError, Store
 from minillm.course.display import MARKERS, PALETTE, Shown, canvas, show
+from minillm.course.files import CourseError, Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from minillm.course.files import CourseError, Store
 from minillm.course.display import PALETTE, Shown, canvas, show
+from minillm.course.files import CourseError, Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -62,7 +63,11 @@ def current_card(device: str = "auto", *, measure: bool = True) -> MachineCard |
 
 
 def measure_card(device: str = "auto", seconds: float = 6.0) -> MachineCard:
-    """Measure this machine in about ``seconds`` (and a second or two to set up); ``ValueError`` where it lacks ``device``."""
+    """Measure this machine in about ``seconds`` (and a second or two to set up).
+
+    Raises:
+        ValueError: it has no such device.
+    """
     device = resolve_device(device)
     cache_bytes = last_level_cache_bytes(device)
     buffer_bytes = _buffer_bytes(device, cache_bytes)
@@ -103,7 +108,7 @@ def _measure_matmul(device: str, dtype: torch.dtype, seconds: float) -> tuple[fl
     size = 1024 if device == "cpu" else 8192
     while True:
         left, right = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
-        trial_s = min(time_repeated(lambda: left @ right, device, 0, min_rounds=1, warmup=1))
+        trial_s = min(time_repeated(partial(torch.matmul, left, right), device, 0, min_rounds=1, warmup=1))
         if trial_s * 8 <= seconds or size <= 128:
             break
         size //= 2

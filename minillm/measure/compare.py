@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,10 +82,14 @@ def benchmark_ids(model: str, prompt_tokens: int, prefill_tokens: int) -> tuple[
     return ids[:prompt_tokens], ids[prompt_tokens:]
 
 
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
 def run_comparison(
     spec: SampleSpec, engines: Sequence[str], rounds: int, *, name: str, card: MachineCard | None = None,
     take: Callable[[SampleSpec], dict[str, Any]] = sample_in_fresh_process,
-    say: Callable[[str], None] = partial(print, flush=True),
+    say: Callable[[str], None] = _say,
 ) -> Recording:
     """``rounds`` samples of each engine. ``spec.engine`` is replaced by each; ``take`` takes one sample.
 

@@ -61,11 +61,12 @@ def resolve(model: str | Path, *, progress: bool = True) -> Path:
             return _check_path(path)
     except (OSError, RuntimeError, ValueError) as error:  # too long, a folder that may not be read, nobody's "~"
         trouble = f" ({getattr(error, 'strerror', None) or error})"
-    if not trouble and isinstance(model, str) and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", model) and not model.endswith(".gguf"):
+    is_hub_id = isinstance(model, str) and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", model)
+    if is_hub_id and not trouble and not model.endswith(".gguf"):
         return _check_path(_hub_model(model, progress))
     raise ModelError(
-        f"there is no model {repr(str(model))[:200]}{trouble}: give {DEFAULT_MODEL!r}, the path of a model folder or .gguf file, or a hub "
-        "id like 'owner/name'"
+        f"there is no model {repr(str(model))[:200]}{trouble}: give {DEFAULT_MODEL!r}, the path of a model folder or "
+        ".gguf file, or a hub id like 'owner/name'"
     )
 
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -165,7 +165,7 @@ def describe_kernels(dtype: str, device: torch.device) -> str:
     return f"{choose_kernel(dtype, device)} kernel, {activations} activations"
 
 
-@lru_cache(maxsize=None)
+@cache
 def has_kernel(kernel: str, dtype: torch.dtype) -> bool:
     """Whether this CPU and torch build compute a tiny problem right with ``kernel`` and ``dtype`` activations.
 
@@ -184,7 +184,7 @@ def has_kernel(kernel: str, dtype: torch.dtype) -> bool:
     return result.dtype == dtype and torch.allclose(result.double(), expected, rtol=tolerance, atol=tolerance)
 
 
-@lru_cache(maxsize=None)
+@cache
 def seconds_per_row(kernel: str, dtype: torch.dtype) -> float:
     """The best of 100 calls on one thread with one row and a 576 x 576 weight, which fits the cache.
 

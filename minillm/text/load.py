@@ -17,7 +17,13 @@ from minillm.model.gguf_file import read_metadata
 from minillm.text.added import AddedToken
 from minillm.text.bpe import BytePairEncoder, alphabet_to_bytes, merge_table, merges_from_scores
 from minillm.text.pretokenize import (
-    GPT2_PATTERN, LLAMA3_PATTERN, QWEN2_PATTERN, TEKKEN_PATTERN, build_normalizer, build_pre_tokenizer, flatten,
+    GPT2_PATTERN,
+    LLAMA3_PATTERN,
+    QWEN2_PATTERN,
+    TEKKEN_PATTERN,
+    build_normalizer,
+    build_pre_tokenizer,
+    flatten,
 )
 from minillm.text.tokenizer import Tokenizer
 

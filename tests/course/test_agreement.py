@@ -34,9 +34,11 @@ def test_a_function_that_changes_its_argument_does_not_spoil_the_other():
 
 
 @pytest.mark.parametrize(("mine", "theirs"), [
-    (1, 2), (True, 1), (1, True), ("a", "b"), ([1, 2], [1, 3]), ([1], [1, 2]), ({"a": 1}, {"b": 1}), ({"a": 1}, {"a": 2}),
+    (1, 2), (True, 1), (1, True), ("a", "b"), ([1, 2], [1, 3]), ([1], [1, 2]), ({"a": 1}, {"b": 1}),
+    ({"a": 1}, {"a": 2}),
     (None, 0), (1.0, 1.001), (math.inf, 1.0), (math.nan, 1.0), (numpy.array([1, 2]), numpy.array([1, 3])),
-    (torch.tensor([1, 2]), torch.tensor([2, 1])), (torch.ones(2), torch.ones(3)), (torch.tensor([True]), torch.tensor([False])),
+    (torch.tensor([1, 2]), torch.tensor([2, 1])), (torch.ones(2), torch.ones(3)),
+    (torch.tensor([True]), torch.tensor([False])),
     (torch.ones(2), torch.ones(2) + 1e-3), ([1.0, [2.0]], [1.0, [2.1]]), ("12", 12),
 ])
 def test_finds_a_difference(mine, theirs):
@@ -44,7 +46,8 @@ def test_finds_a_difference(mine, theirs):
 
 
 @pytest.mark.parametrize(("mine", "theirs"), [
-    (1, 1), ([1, (2, 3)], (1, [2, 3])), (1.0, 1.0 + 1e-12), (math.nan, math.nan), (math.inf, math.inf), (None, None), (2, 2.0),
+    (1, 1), ([1, (2, 3)], (1, [2, 3])), (1.0, 1.0 + 1e-12), (math.nan, math.nan), (math.inf, math.inf), (None, None),
+    (2, 2.0),
     (torch.ones(2), torch.ones(2) + 1e-6), (torch.ones(2, dtype=torch.bfloat16), torch.ones(2) + 0.01),
     (numpy.ones(2), torch.ones(2, dtype=torch.float64)), (torch.empty(0), torch.empty(0)),
 ])

@@ -16,13 +16,14 @@ from minillm.course.execute import work_copy
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "00_one_token_end_to_end.ipynb"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 REQUIRED = os.environ.get("MINILLM_REQUIRE_BROWSER") == "1"
-RUN_S = 400
+RUN_S = 600
 TOKEN = "a-token-of-this-test"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
          "--disable-sync", "--no-first-run"]
 
 pytestmark = [pytest.mark.browser,
-              pytest.mark.skipif(not CHROMIUM and not REQUIRED, reason="no Chromium here (MINILLM_REQUIRE_BROWSER=1 insists)")]
+              pytest.mark.skipif(not CHROMIUM and not REQUIRED,
+                                 reason="no Chromium here (MINILLM_REQUIRE_BROWSER=1 insists)")]
 
 
 def free_port() -> int:
@@ -137,8 +138,8 @@ def move_a_slider(page) -> None:
     before = picture.get_attribute("alt")
     handle.focus()
     page.keyboard.press("ArrowRight")
-    page.wait_for_function("before => document.querySelector('.jp-OutputArea-output .widget-html-content img').alt !== before",
-                           arg=before)
+    page.wait_for_function(
+        "before => document.querySelector('.jp-OutputArea-output .widget-html-content img').alt !== before", arg=before)
 
 
 def see_the_figures(page, shots: Path) -> None:

@@ -82,8 +82,8 @@ def solutions_of(path):
 def test_exercise_cells_pass_with_the_solutions_injected(path, capsys, monkeypatch):
     monkeypatch.setenv("MINILLM_LIVE", "0")
     solutions = iter(solutions_of(path).items())
-    cells = [cell for cell in nbformat.read(path, as_version=4).cells if {"exercise", "exercise-check"} & set(tags(cell))
-             and cell.cell_type == "code"]
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells
+             if {"exercise", "exercise-check"} & set(tags(cell)) and cell.cell_type == "code"]
     namespace = {"check": check}
     for stub_cell, check_cell in zip(cells[::2], cells[1::2], strict=True):
         exercise_id, solution = next(solutions)

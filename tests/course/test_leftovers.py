@@ -19,7 +19,8 @@ PROBE = """
 def probe_leftovers():
     import psutil, threading
     me = psutil.Process()
-    return {"threads": {thread.name for thread in threading.enumerate()}, "processes": {c.pid for c in me.children(True)},
+    return {"threads": {thread.name for thread in threading.enumerate()},
+            "processes": {c.pid for c in me.children(True)},
             "servers": {c.laddr.port for c in me.net_connections() if c.status == psutil.CONN_LISTEN}}
 leftovers_before = probe_leftovers()"""
 REPORT = """

@@ -33,7 +33,8 @@ def good():
     notebook = new_notebook(cells=[
         prose("title", f"# Nothing\n{badges('notebooks/90_x.ipynb')}", "title"), prose("where", "Here.", "where"),
         prose("goals", "Do it.", "goals"), code("start", setup_cell(), "setup", ignored, text="started"),
-        code("guess", "1", "estimate", text="1"), code("piece", "2", "build", text="2"), code("proof", "3", "check", text="3"),
+        code("guess", "1", "estimate", text="1"), code("piece", "2", "build", text="2"),
+        code("proof", "3", "check", text="3"),
         code("same", "4", "agree", text="4"), code("counted", "5", "count", text="5"),
         code("timed", "6", "measure", ignored, text="6"), prose("loses", "Not here.", "break"),
         code("task-one", "def f():\n    raise NotImplementedError", "exercise"),
@@ -108,16 +109,20 @@ FAULTS = {  # rule and words of the message: how to break a good notebook
     ("sizes", "median code cell has 9"): lambda n: [c.update(source="x = 1\n" * 9) for c in n.cells if c.id in (
         "guess", "piece", "proof", "same", "counted", "timed", "questions")],
     ("sizes", "'loses' has 121 words"): lambda n: cell(n, "loses").update(source="word " * 121),
-    ("sizes", "words, at most 1800"): lambda n: n.cells.extend(prose(f"w-{'x' * i}", "word " * 115) for i in range(1, 17)),
+    ("sizes", "words, at most 1800"): lambda n: n.cells.extend(
+        prose(f"w-{'x' * i}", "word " * 115) for i in range(1, 17)),
     ("figures", "6 figures, at most 5"): lambda n: cell(n, "proof").update(outputs=[figure_output()] * 6),
     ("figures", "without alternative text"): lambda n: cell(n, "proof").update(outputs=[figure_output("short")]),
     ("setup", "exactly one code cell"): lambda n: cell(n, "start").update(source="import minillm"),
     ("compared", "'timed' is tagged 'measure' and needs"): lambda n: tag(n, "timed", "measure"),
-    ("compared", "at least 70 % must be"): lambda n: [tag(n, name, section, "nbval-ignore-output") for name, section in (
-        ("guess", "estimate"), ("piece", "build"), ("proof", "check"))],
+    ("compared", "at least 70 % must be"): lambda n: [
+        tag(n, name, section, "nbval-ignore-output")
+        for name, section in (("guess", "estimate"), ("piece", "build"), ("proof", "check"))],
     ("outputs", "execution counts"): lambda n: cell(n, "proof").update(execution_count=None),
-    ("outputs", "stores an error"): lambda n: cell(n, "proof").update(outputs=[new_output("error", ename="E", evalue="")]),
-    ("outputs", "stores stderr"): lambda n: cell(n, "proof").update(outputs=[new_output("stream", name="stderr", text="W")]),
+    ("outputs", "stores an error"): lambda n: cell(n, "proof").update(
+        outputs=[new_output("error", ename="E", evalue="")]),
+    ("outputs", "stores stderr"): lambda n: cell(n, "proof").update(
+        outputs=[new_output("stream", name="stderr", text="W")]),
     ("outputs", "stores a live widget"): lambda n: cell(n, "proof").update(outputs=[new_output(
         "display_data", data={"application/vnd.jupyter.widget-view+json": {}})]),
     ("exercises", "1 exercise, at least 2"): lambda n: (drop(n, "task-two"), drop(n, "judge-two")),
@@ -158,7 +163,8 @@ def test_every_section_is_missed(name):
     (lambda n: cell(n, "title").update(source="# Nothing"), "badges"),
     (lambda n: cell(n, "loses").update(source="[x](99_nowhere.ipynb)"), "links to 99_nowhere.ipynb"),
     (lambda n: cell(n, "loses").update(source="[x](00_nowhere.py) (planned)"), "links to 00_nowhere.py"),
-    (lambda n: cell(n, "proof").update(outputs=[new_output("stream", name="stdout", text="x" * LIMITS["bytes"])]), "bytes"),
+    (lambda n: cell(n, "proof").update(outputs=[new_output("stream", name="stdout", text="x" * LIMITS["bytes"])]),
+     "bytes"),
 ])
 def test_faults_of_the_file(change, words, tmp_path):
     notebook = good()

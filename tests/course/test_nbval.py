@@ -1,4 +1,4 @@
-"""What is known to break notebooks under nbval does not break these: J01, J02, J03; and a second run is like the first."""
+"""What is known to break notebooks under nbval does not break these (J01, J02, J03); a second run equals the first."""
 
 import os
 import shutil
@@ -50,7 +50,8 @@ def test_j01_j02_j03_noise_does_not_fail_strict_nbval(tmp_path):
         ("print('<object at 0x7f00aabb12>' if os.environ.get('NEW_VERSION') else '<object at 0x55ff00ee99>')",),
         ("import time; print(time.time())", "measure", IGNORED_OUTPUT),
         ("from minillm.course import canvas, show\nfigure, axes = canvas(3, 2)\n"
-         "axes.bar([0, 1], [1, 2 + time.time() % 1]); show(figure, alt='Two bars, one of them always higher.', table={'x': [1]})",
+         "axes.bar([0, 1], [1, 2 + time.time() % 1]); "
+         "show(figure, alt='Two bars, one of them always higher.', table={'x': [1]})",
          "plot", IGNORED_OUTPUT),
         ("time.sleep(6); 'long, and silent until now'",))
     for variables in ({}, {"NEW_VERSION": "1"}):

@@ -11,7 +11,8 @@ from minillm.course.units import format_bytes, format_seconds, parse_quantity
 
 NUMBERS = sorted(path.stem for path in data_file("quizzes/00.json").parent.glob("*.json"))
 CHOICE = Question("c", "Which `one`?", choices=(Choice("this", "because", True), Choice("that", "no: <b>")))
-NUMBER = Question("n", "How long?", low=4.7, high=4.9, unit="ms", why="16 GB / 3.35 TB/s", traps=(Trap(2.3, 2.5, "half"),))
+NUMBER = Question("n", "How long?", low=4.7, high=4.9, unit="ms", why="16 GB / 3.35 TB/s",
+                  traps=(Trap(2.3, 2.5, "half"),))
 
 
 @pytest.fixture
@@ -36,7 +37,8 @@ def test_shipped_questions_keep_the_rules_and_accept_their_own_answers(number):
 
 
 @pytest.mark.parametrize(("given", "correct"), [
-    ("4.8", True), ("4.8 ms", True), ("0.0048 s", True), ("4800 us", True), (4.8, True), ("4,8", False), ("5 ms", False),
+    ("4.8", True), ("4.8 ms", True), ("0.0048 s", True), ("4800 us", True), (4.8, True), ("4,8", False),
+    ("5 ms", False),
     ("4.8 s", False), ("4.8 GB", False), ("soon", False), ("", False), ("2.4", False),
 ])
 def test_numbers_accept_a_range_and_units(given, correct):
@@ -121,5 +123,5 @@ def test_units_convert_within_a_kind_only():
     assert parse_quantity("1_000 tok/s", "tokens/s") == 1000
     with pytest.raises(ValueError, match="asked for in GB"):
         parse_quantity("3 s", "GB")
-    assert (format_bytes(96.6e6), format_bytes(12), format_seconds(1.35), format_seconds(0.0172), format_seconds(8.5e-5)) \
-        == ("96.6 MB", "12 B", "1.35 s", "17.2 ms", "85 µs")
+    assert (format_bytes(96.6e6), format_bytes(12)) == ("96.6 MB", "12 B")
+    assert [format_seconds(seconds) for seconds in (1.35, 0.0172, 8.5e-5)] == ["1.35 s", "17.2 ms", "85 µs"]

@@ -129,7 +129,8 @@ def test_measuring_returns_the_values_and_records_only_when_asked(monkeypatch, t
         operator_overhead_s=1e-6, noise=0.1, buffer_bytes=1))
     session.measure("x", lambda: {"a": 1})
     kept = json.loads((tmp_path / "measurements" / "course_x.json").read_text())
-    assert kept["samples"] == [{"a": 1}] and kept["environment"]["device_name"] == "test" and kept["environment"]["versions"]
+    assert kept["samples"] == [{"a": 1}] and kept["environment"]["device_name"] == "test"
+    assert kept["environment"]["versions"]
     assert (tmp_path / "measurements" / "course_card.json").exists()
 
 

@@ -74,7 +74,8 @@ def test_token_path_names_what_is_lit():
 def test_stage_timeline_adds_up_the_stages():
     spans = [("load", 0, 2.0), ("prefill", 2.0, 2.1), ("decode", 2.1, 2.12), ("decode", 2.12, 2.14)]
     shown = figures.stage_timeline({"cold": spans}, first_token_s={"cold": 2.1}, empty="yours")
-    assert [(row[1], row[2], round(row[3])) for row in shown.rows] == [("load", 1, 2000), ("prefill", 1, 100), ("decode", 2, 40)]
+    assert [(row[1], row[2], round(row[3])) for row in shown.rows] == [
+        ("load", 1, 2000), ("prefill", 1, 100), ("decode", 2, 40)]
     assert "first token after 2,100 ms, 2,000 ms of it loading" in shown.alt
 
 

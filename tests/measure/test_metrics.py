@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minillm.measure.metrics import (
-    RequestMetrics, Slo, StreamEvent, metrics_from_events, percentile, summarize,
+    RequestMetrics,
+    Slo,
+    StreamEvent,
+    metrics_from_events,
+    percentile,
+    summarize,
 )
 
 

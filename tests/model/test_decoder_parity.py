@@ -62,7 +62,8 @@ def make_oracle(family: str, shape: str):
         options.pop("head_dim", None)
     config = transformers.AutoConfig.for_model(model_type, **options)
     torch.manual_seed(len(family) + len(shape))
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager").eval()
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager", experts_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from minillm.errors import ModelError
 from minillm.model import converted
-from minillm.model.checkpoint import GGUF_NAMES, split_rotary_pairs
+from minillm.model.checkpoint import split_rotary_pairs
 from minillm.model.config import load_config
 from minillm.model.gguf_file import read_gguf, read_metadata
 from minillm.model.weights import expected_tensors, load_weights

@@ -8,8 +8,15 @@ from torch.nn.functional import linear
 
 from minillm.model import linear as module
 from minillm.model.linear import (
-    DenseLinear, Fp16WeightLinear, OneDnnLinear, activation_dtype, choose_kernel, describe_kernels, fits_float16,
-    has_kernel, make_linear,
+    DenseLinear,
+    Fp16WeightLinear,
+    OneDnnLinear,
+    activation_dtype,
+    choose_kernel,
+    describe_kernels,
+    fits_float16,
+    has_kernel,
+    make_linear,
 )
 
 CPU = torch.device("cpu")

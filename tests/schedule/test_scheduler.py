@@ -25,7 +25,8 @@ workloads = st.lists(
 def test_every_request_ends_and_no_step_breaks_an_invariant(workload, max_num_seqs, data):
     """Arrivals at any step, cancels at any step: plans are never empty, never too wide, never skip a position."""
     scheduler = Scheduler(max_num_seqs=max_num_seqs)
-    requests = [(step, make(i, prompt, output), cancel) for i, (step, prompt, output, cancel) in enumerate(sorted(workload))]
+    requests = [(step, make(i, prompt, output), cancel)
+                for i, (step, prompt, output, cancel) in enumerate(sorted(workload))]
     for step in range(400):
         for arrival, request, _ in requests:
             if arrival == step:

@@ -10,7 +10,8 @@ import time
 
 import pytest
 import regex
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from minillm.errors import InvalidRequest
 from minillm.text.bpe import alphabet_to_bytes, bytes_to_alphabet, merge, merges_from_scores, train_merges

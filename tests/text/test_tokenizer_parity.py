@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 SPECIAL_TEXTS = [
     "<|im_start|>", "<|im_end|>", "<s>", "</s>", "<tool>", "<tool>x", "<norm>", "<l>", "<r>", "<lr>", "word",
