@@ -309,11 +309,15 @@ def test_a_conversation_that_outgrew_the_context_is_told_so_and_goes_on(run: Run
 # --- pull, card, doctor
 
 def test_pull_says_where_the_model_is(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from minillm.model import hub
+    from minillm.model import config, hub, weights
 
+    prepared = []
     monkeypatch.setattr(hub, "resolve", lambda model: tmp_path / f"{model}.gguf")
+    monkeypatch.setattr(config, "load_config", lambda path: f"config of {path.stem}")
+    monkeypatch.setattr(weights, "load_weights", lambda path, read_config: prepared.append(read_config))
     assert run("pull", "some") == (0, f"some is ready: {tmp_path / 'some.gguf'}\n", "")
     assert "smollm2-135m.gguf" in run("pull")[1]
+    assert prepared == ["config of some", "config of smollm2-135m"]
 
 
 def test_pull_offline_says_what_forbids_it(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

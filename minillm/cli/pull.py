@@ -11,8 +11,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fetch it, and say where it is."""
+    """Fetch it, make its weights ready to load, and say where it is."""
+    from minillm.model.config import load_config
     from minillm.model.hub import resolve
+    from minillm.model.weights import load_weights
 
-    print(f"{args.model} is ready: {resolve(args.model)}")
+    path = resolve(args.model)
+    load_weights(path, load_config(path))  # checks every tensor; a GGUF file is dequantized, once
+    print(f"{args.model} is ready: {path}")
     return 0

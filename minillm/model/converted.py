@@ -7,16 +7,18 @@ is a cache and no more: whatever goes wrong with it, the weights are dequantized
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from minillm.model.hub import cache_dir
 
@@ -38,26 +40,45 @@ def load_converted(path: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[
     return {name: tensors[name] for name in expected} if fits else None
 
 
-def keep_converted(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Keep the float32 weights of the GGUF file ``path``, in one step, in place of those of older versions of it.
+def keep_converted(path: Path, expected: Mapping[str, tuple[int, ...]], read: Callable[[str], torch.Tensor]) -> None:
+    """Keep the weights of the GGUF file ``path``, ``read(name)`` in float32, in place of those of older versions of it.
 
+    They are read and written one after another, so that memory holds one at a time; the file appears in one step.
     Nothing is kept where the folder cannot be written or they would take over a fifth of the free disk.
     """
-    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-    with suppress(OSError, SafetensorError):
+    with suppress(OSError):
         place = _place(path)
         place.parent.mkdir(parents=True, exist_ok=True)
+        num_bytes = sum(4 * math.prod(shape) for shape in expected.values())
         if num_bytes > MAX_SHARE_OF_FREE_DISK * shutil.disk_usage(place.parent).free:
             return
         with tempfile.TemporaryDirectory(prefix=".convert-", dir=place.parent) as folder:
             unfinished = Path(folder) / place.name
-            save_file(tensors, unfinished)
-            with unfinished.open("rb+") as file:
+            with unfinished.open("wb") as file:
+                file.write(_header(expected))
+                for name in expected:
+                    file.write(read(name).contiguous().numpy().data)
+                file.flush()
                 os.fsync(file.fileno())
             os.replace(unfinished, place)
         for other in place.parent.glob("*.safetensors"):
             if other != place:
                 other.unlink()
+
+
+def _header(expected: Mapping[str, tuple[int, ...]]) -> bytes:
+    """The head of a safetensors file of float32 tensors that lie behind one another: its length, then JSON.
+
+    The library writes only what is all in memory at once, which here is the price that streaming saves.
+    """
+    entries, start = {}, 0
+    for name, shape in expected.items():
+        end = start + 4 * math.prod(shape)
+        entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)  # the format wants the data aligned
+    return len(text).to_bytes(8, "little") + text
 
 
 def _place(path: Path) -> Path:

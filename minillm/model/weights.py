@@ -82,11 +82,16 @@ def load_weights(path: str | Path, config: ModelConfig) -> dict[str, torch.Tenso
         return kept
     checkpoint = open_checkpoint(path, config)
     places = _locate_all(checkpoint, config, str(path))
-    bar = tqdm(places.items(), desc="Loading weights", unit="tensor", delay=1.0, leave=False, disable=None)
-    tensors = {name: _read(checkpoint, place) for name, place in bar}
-    if is_gguf:
-        keep_converted(path, tensors)
-    return tensors
+    with tqdm(total=len(places), desc="Loading weights", unit="tensor", delay=1.0, leave=False, disable=None) as bar:
+        def read(name: str) -> torch.Tensor:
+            bar.update()
+            return _read(checkpoint, places[name])
+
+        if is_gguf:
+            keep_converted(path, expected, read)
+            if (kept := load_converted(path, expected)) is not None:
+                return kept
+        return {name: read(name) for name in places}
 
 
 def _locate_all(checkpoint: Checkpoint, config: ModelConfig, path: str) -> dict[str, Location]:
