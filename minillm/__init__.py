@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,12 @@ __all__ = [
     "LLM", "Engine", "SamplingParams", "RequestOutput", "CompletionOutput", "Logprob", "ScoreOutput", "StreamPiece",
     "InvalidRequest", "ModelError", "DownloadError", "EngineDead", "__version__",
 ]
+# How long an idle thread of GNU OpenMP spins before it sleeps; read when torch loads. Its own default is 30 times as
+# long: no faster on an idle machine, and where other work takes a core, threads that spin keep those from running that
+# they wait for (a step was seen to take 50 times as long). Sleeping at once nearly doubles the time of a step.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
 _LAZY = {"LLM": "minillm.llm", "Engine": "minillm.engine"}
 
 
@@ -27,3 +34,7 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'minillm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

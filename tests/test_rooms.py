@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -135,3 +136,12 @@ def test_the_engine_stays_near_4000_lines_of_code() -> None:
 
 def test_the_size_counter_counts_code_alone() -> None:
     assert code_lines('"""Doc."""\n\n# why\nx = 1\n\ndef f():\n    """Doc\n    more."""\n    return x\n') == 3
+
+
+@pytest.mark.parametrize(("own", "expected"), [
+    ({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "PASSIVE"}, None)])
+def test_threads_that_wait_soon_sleep_unless_the_user_says_otherwise(own: dict[str, str], expected: str | None) -> None:
+    clean = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    code = "import minillm, os; print(os.environ.get('GOMP_SPINCOUNT'))"
+    out = subprocess.run([sys.executable, "-c", code], env=clean | own, capture_output=True, text=True, check=True).stdout
+    assert out.strip() == str(expected)
