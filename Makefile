@@ -30,9 +30,10 @@ test: $(VENV)/.installed-dev ## everything that CI runs: unit tests and every no
 	$(PY) -m minillm pull
 	$(PY) -m pytest $(NBVAL) -n $(WORKERS) --dist loadfile $(TESTS)
 
-lab: $(VENV)/.installed-notebooks ## JupyterLab, at notebook 00
+lab: $(VENV)/.installed-notebooks ## JupyterLab, at your own copy of notebook 00
 	$(PY) -m minillm pull
-	$(PY) -m jupyter lab notebooks/00_one_token_end_to_end.ipynb
+	$(PY) -m minillm course work 00
+	$(PY) -m jupyter lab notebooks/work/00_one_token_end_to_end.ipynb
 
 setup: $(VENV)/.installed-dev ## the environment alone, with everything in it
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from minillm.course.agreement import call, difference, show_value, size
+from minillm.course.agreement import call, difference, show_value
 from minillm.course.files import CourseError
 
 Function = Callable[..., Any]
@@ -72,40 +72,45 @@ def check(exercise_id: str, function: Function | None = None) -> Function:
 
 
 def judge(task: Exercise, function: Function | None) -> Verdict:
-    """Run the function on all cases; report the smallest that fails, with a hint where the mistake is known."""
-    if function is None:
+    """Run the function on all cases; report the first that fails (they go from plain to odd), with a hint where the
+    mistake is known."""
+    results = [_result(function, case) for case in task.cases] if function else []
+    if not function or any(isinstance(got, NotImplementedError) for got in results):
         return Verdict("not tried", "not tried yet (the reference stands in)")
-    failures = []
-    for case in task.cases:
-        try:
-            got, why = call(function, case), None
-        except NotImplementedError:
-            return Verdict("not tried", "not tried yet (the reference stands in)")
-        except Exception as error:  # whatever the reader's code does must become an explanation, not a dead notebook
-            got, why = error, f"it raised {type(error).__name__}: {error}"
-        expected = call(task.reference, case)
-        why = why or difference(got, expected, task.dtype)
-        if why:
-            failures.append((size(case), case, got, expected, why))
-    if not failures:
+    expected = [call(task.reference, case) for case in task.cases]
+    wrong = [i for i in range(len(results)) if not _same(results[i], expected[i], task.dtype)]
+    if not wrong:
         return Verdict("passed", f"passed ({len(task.cases)} cases)")
-    return Verdict("wrong", _explain(task, min(failures, key=lambda failure: failure[0])))
+    first, got = wrong[0], results[wrong[0]]
+    raised = f"it raised {type(got).__name__}: {got}"
+    hint = _hint(task, results, first)
+    return Verdict("wrong", "\n".join([
+        "wrong (the reference stands in)", f"  input     {show_value(task.cases[first])}",
+        f"  expected  {show_value(expected[first])}",
+        f"  got       {raised if isinstance(got, Exception) else show_value(got)}",
+        *([f"  hint      {hint}"] if hint else [])]))
 
 
-def _explain(task: Exercise, failure: tuple[int, Any, Any, Any, str]) -> str:
-    _, case, got, expected, why = failure
-    lines = ["wrong (the reference stands in)", f"  input     {show_value(case)}",
-             f"  expected  {show_value(expected)}",
-             f"  got       {why if isinstance(got, Exception) else show_value(got)}"]
-    hint = "" if isinstance(got, Exception) else _hint(task, case, got)
-    return "\n".join(lines + ([f"  hint      {hint}"] if hint else []))
+def _result(function: Function, case: Any) -> Any:
+    """What the function gives, or the exception that it raises."""
+    try:
+        return call(function, case)
+    except Exception as error:  # whatever the reader's code does must become an explanation, not a dead notebook
+        return error
 
 
-def _hint(task: Exercise, case: Any, got: Any) -> str:
+def _same(got: Any, other: Any, dtype: str | None) -> bool:
+    if isinstance(got, Exception) or isinstance(other, Exception):
+        return type(got) is type(other)
+    return not difference(got, other, dtype)
+
+
+def _hint(task: Exercise, results: list[Any], first: int) -> str:
+    """Of the known mistakes that explain the first failing case, the one that explains the most cases."""
+    best, hint = 0, ""
     for known in task.misconceptions:
-        try:
-            if not difference(got, call(known.function, case), task.dtype):
-                return known.hint
-        except Exception:  # a wrong solution may fail on this case in its own way: then it is not this one
-            continue
-    return ""
+        theirs = [_result(known.function, case) for case in task.cases]
+        same = [_same(got, other, task.dtype) for got, other in zip(results, theirs, strict=True)]
+        if same[first] and sum(same) > best:
+            best, hint = sum(same), known.hint
+    return hint

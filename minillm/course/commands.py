@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from minillm.course.files import CourseError, notebooks_folder
+from minillm.measure.results import shown_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +39,7 @@ def main(args: argparse.Namespace) -> int:
         print(execute.record(path))
     else:
         print(execute.work_copy(path, fresh=args.fresh))
+        print(f"open it: python -m jupyter lab {shown_path(path.parent / 'work' / path.name)}")
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import nbformat
 
 from minillm.course.files import CourseError, write_text
 from minillm.course.live import VARIABLE
-from minillm.course.session import RECORD_VARIABLE
+from minillm.course.session import RECORD_VARIABLE, recorded_card
 
 _TIMEOUT_S = 300
+_BUSY_LOAD = 0.7
 # A link of the course to another of its files: a relative target, whose folder changes in a copy.
 _RELATIVE_LINK = re.compile(r"\]\((?![a-z]+:|#|/)([^)\s]+)\)")
 
@@ -36,10 +38,25 @@ def execute(path: Path) -> str:
 
 
 def record(path: Path) -> str:
-    """Run a notebook live on this machine; its measuring cells write to ``data/measurements``, the file stays."""
+    """Run a notebook live on this machine; its measuring cells write to ``data/measurements``, the file stays.
+
+    Warns on standard error when other work runs before it starts, or ran while the card was measured.
+    """
+    if (load := load_per_core()) > _BUSY_LOAD:
+        print(f"warning: this machine is busy (load average {load:.1f} per core): a record made now shows other work "
+              "too. Wait until it is idle, and record again.", file=sys.stderr)
     notebook = nbformat.read(path, as_version=4)
     run(notebook, path.parent, {VARIABLE: "1", RECORD_VARIABLE: path.stem})
+    card = recorded_card()
+    if card.busy:
+        print(f"warning: other work ran while the card was measured ({card.cpu_share:.0%} of the cores' time was ours, "
+              f"noise {card.noise:.0%}): do not keep this record, record again.", file=sys.stderr)
     return f"{path.name}: measurements recorded; run `minillm course execute {path.name[:2]}` to show them"
+
+
+def load_per_core() -> float:
+    """Programs that ran or waited to run over the last minute, for each core; 0 where the system does not say."""
+    return os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 0.0
 
 
 def run(notebook: Any, folder: Path, variables: dict[str, str]) -> int:
@@ -70,8 +87,6 @@ def _peak_bytes_of_children() -> int:
         import resource
     except ImportError:  # Windows
         return 0
-    import sys
-
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
 from minillm.course.display import PALETTE, Shown, canvas, show
@@ -17,6 +18,8 @@ _STATIONS = {  # name: (column, row, what happens there)
 }
 _COLORS = {"load": "#8c8c8c"} | {stage: PALETTE[i] for stage, i in (
     ("tokenize", 2), ("queue", 5), ("prefill", 0), ("decode", 1), ("sample", 6), ("detokenize", 3), ("deliver", 4))}
+_PIXEL = 1 / 700  # of a panel's width
+_YOURS = PALETTE[2]  # of the reader's own values: no colour that a stage with a bar of its own has
 _HATCHES = {"load": "", "prefill": "//", "decode": "", "tokenize": "..", "detokenize": "xx", "deliver": "--"}
 
 
@@ -69,23 +72,26 @@ def stage_timeline(runs: Mapping[str, Spans], *, first_token_s: Mapping[str, flo
     """
     figure, axes = canvas(7.5, 0.7 + 1.05 * (len(runs) + bool(empty)), nrows=len(runs) + bool(empty), squeeze=False)
     used: dict[str, Any] = {}
+    seen = _seen(runs)
     for ax, (name, spans) in zip(axes[:, 0], runs.items(), strict=False):
+        last_s = max(end for _, _, end in spans)
         for stage, start, end in spans:
+            wide = end - start > 4 * _PIXEL * last_s  # a white edge would hide a span that is hardly wider than itself
             used[stage] = ax.barh(0, (end - start) * 1e3, left=start * 1e3, height=0.62,
-                                  color=_COLORS.get(stage, "#777777"), edgecolor="white", linewidth=0.4,
-                                  hatch=_HATCHES.get(stage, ""))
-        mark = first_token_s[name] * 1e3
-        end = max(end for _, _, end in spans) * 1e3
+                                  color=_COLORS.get(stage, "#777777"), edgecolor="white", linewidth=0.4 * wide,
+                                  hatch=_HATCHES.get(stage, "") if wide else "")
+        mark, end = first_token_s[name] * 1e3, last_s * 1e3
         ax.plot([mark, mark], [-0.45, 0.45], color="black", linewidth=1.6)
         ax.annotate(f"first token, {mark:,.0f} ms", (mark, 0.42), (4 if mark < end / 2 else -4, 1), fontsize=8.5,
                     textcoords="offset points", ha="left" if mark < end / 2 else "right", va="bottom")
         ax.set_title(name, loc="left")
         ax.set(ylim=(-0.45, 0.85), xlim=(0, end * 1.01), yticks=[])
         ax.spines["left"].set_visible(False)
+        ax.xaxis.set_major_formatter("{x:,.0f}")
     if empty:
         _empty_panel(axes[-1, 0], empty)
     axes[-1, 0].set_xlabel("milliseconds since the caller asked (each panel has its own scale)")
-    used = {stage: used[stage] for stage in ("load", *STAGES) if stage in used}
+    used = {stage: used[stage] for stage in ("load", *STAGES) if stage in seen}
     figure.legend(used.values(), used.keys(), loc="outside lower center", ncols=len(used), fontsize=8.5, frameon=False)
     rows = [(name, stage, *_total(spans, stage)) for name, spans in runs.items() for stage in _ordered(spans)]
     totals = {name: _total(spans, "load")[1] for name, spans in runs.items()}
@@ -94,6 +100,12 @@ def stage_timeline(runs: Mapping[str, Spans], *, first_token_s: Mapping[str, flo
     columns = map(list, zip(*rows, strict=True))
     return show(figure, alt=f"Where the time of a request went. {found}.",
                 table=dict(zip(("run", "stage", "spans", "milliseconds"), columns, strict=True)))
+
+
+def _seen(runs: Mapping[str, Spans]) -> set[str]:
+    """Stages with a span that is at least a pixel wide in its panel: only those belong in a legend."""
+    ends = {name: max(end for _, _, end in spans) for name, spans in runs.items()}
+    return {stage for name, spans in runs.items() for stage, start, end in spans if end - start > _PIXEL * ends[name]}
 
 
 def _ordered(spans: Spans) -> list[str]:
@@ -123,36 +135,48 @@ def recorded_and_yours(names: Sequence[Any], recorded: Sequence[float], yours: S
         names: x values without a unit, such as rows over the crossover batch: numbers give lines, words give bars.
         recorded, yours: measured over ideal by each machine's own card; ``yours`` is ``None`` in a recorded run.
         recorded_label: device, date and path of the recorded run.
-        finding: the alternative text.
+        finding: the title and alternative text. A value below 1 is added to it: faster than a card says is possible.
         absolute: columns of absolute values for the table below.
     """
-    figure, axes = canvas(7.5, 3.0)
+    finding = _with_impossible(finding, recorded, yours)
+    figure, axes = canvas(7.5, 3.2)
     empty = f"yours: {EMPTY_PANEL}"
     if all(isinstance(name, (int, float)) for name in names):
         axes.plot(names, recorded, "o--", markerfacecolor="white", color=PALETTE[0],
                   label=f"recorded: {recorded_label}")
-        axes.plot(*((names, yours) if yours else ([], [])), "s-", color=PALETTE[1], label="yours" if yours else empty)
+        axes.plot(*((names, yours) if yours else ([], [])), "s-", color=_YOURS, label="yours" if yours else empty)
         axes.axhline(1, color="#555555", linewidth=1)
     else:
         _paired_bars(axes, names, recorded, yours, (f"recorded: {recorded_label}", "yours" if yours else empty))
     axes.set(xlabel=x_label, ylabel=y_label)
+    axes.margins(y=0.15)
     axes.set_ylim(bottom=0)
-    figure.legend(loc="outside upper left", fontsize=8.5, frameon=False)
+    axes.set_title("\n".join(wrap(finding, 96)), loc="left", fontsize=9.5)
+    figure.legend(loc="outside lower left", fontsize=8.5, frameon=False)
     columns = {x_label or "what": list(names), f"recorded, {y_label}": list(recorded)}
     columns |= {f"yours, {y_label}": list(yours)} if yours else {}
     return show(figure, alt=finding, table=columns | {key: list(values) for key, values in (absolute or {}).items()})
 
 
+def _with_impossible(finding: str, recorded: Sequence[float], yours: Sequence[float] | None) -> str:
+    if any(ratio < 1 for ratio in recorded):
+        finding += " The recorded run is faster than its card says is possible."
+    if any(ratio < 1 for ratio in yours or ()):
+        finding += " Yours is faster than your card says is possible: measure the card again, session.card(again=True)."
+    return finding
+
+
 def _paired_bars(axes: Any, names: Sequence[Any], recorded: Sequence[float], yours: Sequence[float] | None,
                  labels: tuple[str, str]) -> None:
     left, right = [i - 0.2 for i in range(len(names))], [i + 0.2 for i in range(len(names))]
+    plate = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # the floor's line stays out of the text
     bars = axes.bar(left, recorded, 0.36, facecolor="white", edgecolor=PALETTE[0], linewidth=1.6, linestyle="--",
                     label=labels[0])
-    axes.bar_label(bars, fmt="%.1f", fontsize=9, padding=2)
-    live = axes.bar(right, yours or [0] * len(names), 0.36, color=PALETTE[1], label=labels[1])
+    axes.bar_label(bars, fmt="%.1f", fontsize=9, padding=3, bbox=plate)
+    live = axes.bar(right, yours or [0] * len(names), 0.36, color=_YOURS, label=labels[1])
     if yours:
-        axes.bar_label(live, fmt="%.1f", fontsize=9, padding=2)
+        axes.bar_label(live, fmt="%.1f", fontsize=9, padding=3, bbox=plate)
     axes.axhline(1, color="#555555", linewidth=1)
-    axes.annotate("ideal", (1, 1), (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8.5,
+    axes.annotate("floor = 1", (1, 1), (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8.5,
                   va="center")
     axes.set_xticks(range(len(names)), names)

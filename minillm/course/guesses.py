@@ -30,11 +30,18 @@ class Ledger:
 
     def __init__(self, store: Store):
         self._store = store
+        self._measured: set[str] = set()
 
     def predict(self, key: str, value: float, unit: str) -> Guess:
-        """Write a guess down, before measuring. A new guess under the same key replaces it and its measurement."""
+        """Write a guess down, before measuring; returns the guess that counts.
+
+        A new guess under the same key replaces the old one, until it is measured: then the guess stands for the rest of
+        this session, so that running its cell again cannot improve it.
+        """
         if not value > 0:
             raise CourseError(f"a guess must be above 0, got {value!r}")
+        if key in self._measured:
+            return self[key]
         self._store.put(key, {"predicted": float(value), "unit": unit})
         return self[key]
 
@@ -42,6 +49,7 @@ class Ledger:
         """Add what was measured, in the unit of the guess."""
         guess = self[key]
         self._store.put(key, {"predicted": guess.predicted, "unit": guess.unit, "measured": float(value)})
+        self._measured.add(key)
         return self[key]
 
     def __getitem__(self, key: str) -> Guess:

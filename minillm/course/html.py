@@ -1,4 +1,4 @@
-"""Small pieces of HTML: escaped, without scripts or styles that a notebook viewer would strip."""
+"""Small pieces of HTML: escaped, without scripts; what a viewer strips of the styles takes no meaning away."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ def details(summary: str, body: str) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table with a header row; numbers are shown to four significant digits."""
-    head = "".join(f"<th>{escape(str(cell))}</th>" for cell in header)
-    body = "".join("<tr>" + "".join(f"<td>{escape(format_cell(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    """A table with a header row; numbers are shown to four significant digits, columns with text stand left."""
+    left = [' style="text-align: left"' if any(isinstance(row[i], str) for row in rows) else ""
+            for i in range(len(header))]
+    head = "".join(f"<th{style}>{escape(str(cell))}</th>" for style, cell in zip(left, header, strict=True))
+    body = "".join("<tr>" + "".join(f"<td{style}>{escape(format_cell(cell))}</td>"
+                                    for style, cell in zip(left, row, strict=True)) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 

@@ -59,7 +59,7 @@ class Question:
         if self.choices:
             index = ord(str(given).strip().lower()[:1] or " ") - ord("a")
             if not 0 <= index < len(self.choices):
-                return Answer(False, f"answer with a letter from a to {chr(ord('a') + len(self.choices) - 1)}")
+                return Answer(False, f"Answer with a letter from a to {chr(ord('a') + len(self.choices) - 1)}")
             return Answer(self.choices[index].correct, self.choices[index].why)
         try:
             value = parse_quantity(given, self.unit)
@@ -68,7 +68,7 @@ class Question:
         if self.low <= value <= self.high:
             return Answer(True, self.why)
         trap = next((trap.why for trap in self.traps if trap.low <= value <= trap.high), None)
-        return Answer(False, trap or "not in the accepted range; estimate it again, units first")
+        return Answer(False, trap or "Not in the accepted range; estimate it again, units first")
 
 
 def quiz(number: str, question_id: str | None = None) -> Quiz:

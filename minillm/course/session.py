@@ -7,7 +7,7 @@ import platform
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,7 +48,7 @@ def start(*, seed: int = 0, threads: int | None = None) -> Session:
     live = is_live()
     folder = cache_folder() / "course" if live else None
     print(f"minillm {metadata_version()} · Python {platform.python_version()} · torch {torch.__version__} · {place} · "
-          f"{device}, {threads} threads · seed {seed}")
+          f"{device}, {threads} {'thread' if threads == 1 else 'threads'} · seed {seed}")
     return Session(seed, threads, place, device, live,
                    Ledger(Store(folder and folder / "guesses.json")), Ladder(Store(folder and folder / "ladder.json")))
 
@@ -64,15 +64,25 @@ class Session:
     live: bool
     ledger: Ledger
     ladder: Ladder
+    _cards: list[MachineCard] = field(default_factory=list, repr=False, compare=False)
 
-    def card(self) -> MachineCard:
+    def card(self, *, again: bool = False) -> MachineCard:
         """The machine card: the reader's own, measured once (about ten seconds) and kept; in a run whose outputs are
-        kept for everybody, the recorded machine's, which is named."""
-        if not self.live:
-            return recorded_card()
-        from minillm.measure.bench import current_card
+        kept for everybody, the recorded machine's, which is named.
 
-        return current_card()
+        One that was measured while other work ran serves this session alone: the next one measures again. ``again``
+        measures now.
+        """
+        if not self.live:
+            print("recorded card (yours appears when you run this)")
+            return recorded_card()
+        if again or not self._cards:
+            from minillm.measure.bench import current_card
+
+            self._cards[:] = [current_card(again=again)]
+            if self._cards[0].busy:
+                print("used for this session and not kept: other work ran while it was measured")
+        return self._cards[0]
 
     def measure(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
         """Run a measurement and return its values; ``None``, with a line that says so, where outputs are kept.

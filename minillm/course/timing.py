@@ -43,6 +43,17 @@ def spread(records: Sequence[Record], number: str) -> tuple[float, float, float]
     return min(values), statistics.median(values), max(values)
 
 
+def slow_steps(name: str, cold: Record, warm: Record, times: float = 3.0) -> str:
+    """A sentence on the decode steps of a cold request that took more than ``times`` the warm request's median gap."""
+    usual_s = statistics.median(warm["itl_s"])
+    slow = [gap_s for gap_s in cold["itl_s"] if gap_s > times * usual_s]
+    if not slow:
+        return f"{name}: once loaded, no cold decode step took over {times:.0f} times the warm median."
+    return (f"{name}: even after loading, {len(slow)} of {len(cold['itl_s'])} cold decode steps took over "
+            f"{times:.0f} times the warm\n  median of {usual_s * 1e3:.1f} ms (the slowest {max(slow) * 1e3:,.0f} ms): first use, or "
+            "other work on the machine.")
+
+
 def four_numbers(record: Record) -> dict[str, float]:
     """The four numbers of a record in milliseconds, for a table; ITL by its percentiles."""
     return {

@@ -14,6 +14,7 @@ _UNITS: dict[str, tuple[str, float]] = {
     "tokens": ("tokens", 1.0), "token": ("tokens", 1.0), "steps": ("steps", 1.0), "step": ("steps", 1.0),
     "times": ("ratio", 1.0), "x": ("ratio", 1.0), "×": ("ratio", 1.0), "%": ("ratio", 0.01),
 }
+_DECIMAL_COMMA = re.compile(r"[-+]?(\d+,(\d{1,2}|\d{4,})|0,\d+)")  # "4,8"; three digits are thousands: "1,000"
 _QUANTITY = re.compile(r"\s*([-+]?[\d,_]*\.?\d+(?:[eE][-+]?\d+)?)\s*(.*?)\s*\Z")
 
 
@@ -27,15 +28,16 @@ def parse_quantity(given: str | float, unit: str) -> float:
         return float(given)
     match = _QUANTITY.match(given)
     if not match:
-        raise ValueError(f"write a number, such as 12 {unit}")
-    value = float(match[1].replace(",", "").replace("_", ""))
+        raise ValueError(f"Write a number, such as 12 {unit}")
+    comma = "." if _DECIMAL_COMMA.fullmatch(match[1]) else ""
+    value = float(match[1].replace(",", comma).replace("_", ""))
     name = match[2].lower()
     if not name or name == unit.lower():
         return value
     kind, size = _UNITS.get(name, ("", 0.0))
     wanted_kind, wanted_size = _UNITS.get(unit.lower(), (None, 1.0))
     if kind != wanted_kind:
-        raise ValueError(f"the answer is asked for in {unit}; {match[2]!r} is not a unit of that kind")
+        raise ValueError(f"The answer is asked for in {unit}; {match[2]!r} is not a unit of that kind")
     return value * size / wanted_size
 
 

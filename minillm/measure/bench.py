@@ -48,17 +48,22 @@ def time_repeated(work: Callable[[], object], device: str = "cpu", seconds: floa
     return samples
 
 
-def current_card(device: str = "auto", *, measure: bool = True) -> MachineCard | None:
-    """The saved card if it still holds for this device, thread count and torch; else a new one, measured and saved
-    (about ten seconds), or ``None`` with ``measure=False``. ``ValueError``: a device that cannot be used."""
+def current_card(device: str = "auto", *, measure: bool = True, again: bool = False) -> MachineCard | None:
+    """The saved card if it still holds for this device, thread count and torch; else a new one, measured (about ten
+    seconds), or ``None`` with ``measure=False``. ``ValueError``: a device that cannot be used.
+
+    A new card is saved unless other work ran meanwhile (``busy``): its ceilings would be too low for good. A busy card
+    in the file is not trusted either; ``measure=False`` gives it all the same. ``again`` measures in any case.
+    """
     device = resolve_device(device)
     card = MachineCard.load()
-    if card and not card.stale(device=device, num_threads=torch.get_num_threads(), torch_version=torch.__version__):
+    if card and card.stale(device=device, num_threads=torch.get_num_threads(), torch_version=torch.__version__):
+        card = None
+    if not measure or (card and not card.busy and not again):
         return card
-    if not measure:
-        return None
     card = measure_card(device)
-    card.save()
+    if not card.busy:
+        card.save()
     return card
 
 

@@ -85,7 +85,8 @@ class MachineCard:
             f"  noise             {self.noise:.0%} (middle half of repeated runs)",
         ]
         if self.busy:
-            lines.append("  other work ran meanwhile: measure again on an idle machine before you trust this")
+            lines.append("  other work ran meanwhile, so these ceilings are too low: measure again on an idle machine\n"
+                         "  (`minillm card`, or in a notebook session.card(again=True)) before you trust them")
         return "\n".join(lines)
 
 

@@ -23,5 +23,6 @@ def my_find_flaw(reported_ms, stages_ms):
 
 
 # %% 00-3
-def my_count_forwards(num_prompt_tokens, num_output_tokens):
-    return num_output_tokens, num_prompt_tokens + num_output_tokens - 1
+def my_second_turn(prompt, answer, new, second_answer):
+    # Cached: prompt + answer - 1, because the first answer's last token was never read. It joins the new tokens.
+    return second_answer, (new + 1) + (second_answer - 1)

@@ -48,19 +48,30 @@ def test_an_untouched_stub_is_not_tried_and_the_reference_stands_in(function, ca
 
 
 def test_a_right_solution_is_returned_itself(capsys):
-    def mine(num_prompt_tokens, num_output_tokens):
-        return num_output_tokens, num_prompt_tokens + num_output_tokens - 1
+    def mine(prompt, answer, new, second_answer):
+        return second_answer, new + second_answer
     assert check("00-3", mine) is mine
     assert "passed" in capsys.readouterr().out
 
 
 def test_a_crash_is_explained(capsys):
-    check("00-3", lambda prompt, output: 1 / 0)
+    check("00-3", lambda *lengths: 1 / 0)
     assert "ZeroDivisionError" in capsys.readouterr().out
 
 
+def test_a_known_crash_has_its_hint_and_the_plain_case_comes_first(capsys):
+    def mine(arrival, times):
+        gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
+        return {"ttft": times[0] - arrival, "tpot": sum(gaps) / len(gaps), "itl": gaps, "e2e": times[-1] - arrival}
+    check("00-1", mine)
+    out = capsys.readouterr().out
+    assert "(3.0, [5.0])" in out and "ZeroDivisionError" in out and "no TPOT" in out
+    check("00-1", lambda arrival, times: {})
+    assert "(10.0, [12.0, 12.5, 14.0])" in capsys.readouterr().out
+
+
 def test_an_unknown_mistake_has_no_hint(capsys):
-    check("00-3", lambda prompt, output: (-1, -1))
+    check("00-3", lambda *lengths: (-1, -1))
     out = capsys.readouterr().out
     assert "got       (-1, -1)" in out and "hint" not in out
 

@@ -37,7 +37,8 @@ def test_shipped_questions_keep_the_rules_and_accept_their_own_answers(number):
 
 
 @pytest.mark.parametrize(("given", "correct"), [
-    ("4.8", True), ("4.8 ms", True), ("0.0048 s", True), ("4800 us", True), (4.8, True), ("4,8", False),
+    ("4.8", True), ("4.8 ms", True), ("0.0048 s", True), ("4800 us", True), (4.8, True),
+    ("4,8", True), ("4,8 ms", True), ("4,800", False),
     ("5 ms", False),
     ("4.8 s", False), ("4.8 GB", False), ("soon", False), ("", False), ("2.4", False),
 ])

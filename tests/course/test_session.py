@@ -124,14 +124,51 @@ def test_measuring_returns_the_values_and_records_only_when_asked(monkeypatch, t
     assert session.measure("x", lambda: {"a": 1}) == {"a": 1}
     monkeypatch.setenv(RECORD_VARIABLE, "00_x")
     monkeypatch.setattr(session_module, "data_folder", lambda: tmp_path)
-    monkeypatch.setattr("minillm.measure.bench.measure_card", lambda: session_module.MachineCard(
-        device="cpu", device_name="test", num_threads=1, read_bytes_per_s=1e9, flops_per_s={"float32": 1e9},
-        operator_overhead_s=1e-6, noise=0.1, buffer_bytes=1))
+    monkeypatch.setattr("minillm.measure.bench.measure_card", a_card)
     session.measure("x", lambda: {"a": 1})
     kept = json.loads((tmp_path / "measurements" / "course_x.json").read_text())
     assert kept["samples"] == [{"a": 1}] and kept["environment"]["device_name"] == "test"
     assert kept["environment"]["versions"]
     assert (tmp_path / "measurements" / "course_card.json").exists()
+
+
+def a_card(**changes):
+    return session_module.MachineCard(**{
+        "device": "cpu", "device_name": "test", "num_threads": 1, "read_bytes_per_s": 1e9, "noise": 0.1,
+        "flops_per_s": {"float32": 1e9}, "operator_overhead_s": 1e-6, "buffer_bytes": 1,
+        "versions": {"torch": torch.__version__}} | changes)
+
+
+def test_a_busy_card_serves_its_session_alone_and_a_quiet_one_is_kept(monkeypatch, capsys):
+    cards = [a_card(cpu_share=0.4), a_card(noise=0.9), a_card(), a_card(read_bytes_per_s=2e9)]
+    measured = []
+    monkeypatch.setattr("minillm.measure.bench.measure_card",
+                        lambda device: measured.append(device) or cards[len(measured) - 1])
+    session = start(threads=1)
+    assert session.card() is session.card() is cards[0]
+    out = capsys.readouterr().out
+    assert "not kept" in out and "`minillm card`" in cards[0].describe() and "card(again=True)" in cards[0].describe()
+    assert session.card(again=True) is session.card() is cards[1]
+    assert start(threads=1).card() is cards[2]
+    assert start(threads=1).card() == cards[2] and len(measured) == 3
+    assert start(threads=1).card(again=True) is cards[3] and start(threads=1).card() == cards[3]
+
+
+def test_a_measured_guess_stands_for_the_session():
+    ledger = start(threads=1).ledger
+    ledger.predict("x", 1, "s")
+    ledger.predict("x", 2, "s")
+    ledger.measured("x", 4)
+    assert ledger.predict("x", 4, "s") == ledger["x"] and ledger["x"].predicted == 2
+    assert start(threads=1).ledger.predict("x", 3, "s").measured is None
+
+
+def test_slow_cold_steps_are_told_from_the_record():
+    from minillm.course.timing import slow_steps
+    warm = {"itl_s": [0.02, 0.02, 0.03]}
+    assert "no cold decode step" in slow_steps("recorded", {"itl_s": [0.02, 0.05]}, warm)
+    told = slow_steps("recorded", {"itl_s": [0.02, 1.25, 0.1]}, warm)
+    assert "2 of 3" in told and "the slowest 1,250 ms" in told and told.startswith("recorded:")
 
 
 def test_a_broken_file_is_set_aside(tmp_path):

@@ -88,6 +88,21 @@ def test_recorded_and_yours(names, yours):
     assert shown.rows[0][-1] == 10
 
 
+def test_faster_than_the_floor_is_told_as_a_card_to_measure_again():
+    def shown(recorded, yours):
+        return figures.recorded_and_yours(["a", "b"], recorded, yours, x_label="", y_label="times", recorded_label="x",
+                                          finding=FINDING)
+    assert shown([1.5, 2.5], [2.0, 3.0]).alt == FINDING
+    assert "than your card says is possible: measure the card again" in shown([1.5, 2.5], [2.0, 0.9]).alt
+    assert "its card" in shown([0.5, 2.5], None).alt
+
+
+def test_columns_of_text_stand_left():
+    page = two_bars().html()
+    assert '<th style="text-align: left">bar</th><th>height (m)</th>' in page
+    assert '<td style="text-align: left">a</td><td>1</td>' in page
+
+
 # ---- explorers
 
 def test_explorer_shows_its_default_without_a_kernel(monkeypatch):

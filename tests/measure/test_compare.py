@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -208,8 +209,8 @@ def test_the_read_buffer_is_far_larger_than_the_cache_but_leaves_memory_free(mon
 def test_a_saved_card_is_used_until_it_is_stale(tmp_path, monkeypatch):
     monkeypatch.setenv("MINILLM_HOME", str(tmp_path))
     monkeypatch.setattr(bench, "_buffer_bytes", lambda *_: 2**20)
-    real, measured = bench.measure_card, []
-    monkeypatch.setattr(bench, "measure_card", lambda device: measured.append(device) or real(device, seconds=0.05))
+    quiet, measured = replace(bench.measure_card("cpu", seconds=0.05), noise=0.0, cpu_share=1.0), []
+    monkeypatch.setattr(bench, "measure_card", lambda device: measured.append(device) or quiet)
     assert bench.current_card("cpu", measure=False) is None
     assert bench.current_card("cpu") == bench.current_card("cpu") and measured == ["cpu"]
     content = json.loads((tmp_path / "card.json").read_text()) | {"num_threads": 999}
