@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 from minillm.course.files import CourseError, notebooks_folder
+from minillm.extras import require
 from minillm.measure.results import shown_path
 
 
@@ -17,9 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     work = actions.add_parser("work", help="make your own copy of a notebook, outputs cleared, under notebooks/work")
     work.add_argument("--fresh", action="store_true", help="start over; the old copy is kept beside it")
     for action in (execute, record, work):
-        action.add_argument("number", help="two digits, such as 00")
+        action.add_argument("number", help="of the notebook, such as 00")
     lint = actions.add_parser("lint", help="hold notebooks against the anatomy of the course")
-    lint.add_argument("number", nargs="?", help="two digits; all notebooks without it")
+    lint.add_argument("number", nargs="?", help="of one notebook; all without it")
     address = actions.add_parser("address", help="print the repository's address, or write a new one everywhere")
     address.add_argument("new", nargs="?", metavar="OWNER/NAME", help="into badges, notebooks and metadata")
 
@@ -30,9 +32,11 @@ def main(args: argparse.Namespace) -> int:
         return _lint(args.number)
     if args.action == "address":
         return _address(args.new)
+    path = find_notebook(args.number)
+    if args.action != "work":  # the kernel is a process of its own: what it lacks is better known before
+        require("nbformat", "nbclient", "ipykernel", "ipywidgets", "matplotlib", "packaging", "PIL")
     from minillm.course import execute
 
-    path = find_notebook(args.number)
     if args.action == "execute":
         print(execute.execute(path))
     elif args.action == "record":
@@ -44,16 +48,18 @@ def main(args: argparse.Namespace) -> int:
 
 
 def find_notebook(number: str) -> Path:
-    """The path of notebook ``"NN"``.
+    """The path of notebook ``"NN"``; its leading zero may be left out.
 
     Raises:
-        CourseError: when there is none of that number.
+        CourseError: when there is none of that number, or it is only planned.
     """
-    found = sorted(notebooks_folder().glob(f"{number}_*.ipynb"))
-    if len(found) != 1:
-        there = ", ".join(path.name[:2] for path in sorted(notebooks_folder().glob("[0-9][0-9]_*.ipynb")))
-        raise CourseError(f"there is no notebook {number!r}; there are: {there or 'none'}")
-    return found[0]
+    ready = {path.name[:2]: path for path in sorted(notebooks_folder().glob("[0-9][0-9]_*.ipynb"))}
+    digits = number.zfill(2)
+    if digits not in ready:
+        planned = re.findall(r"^\| (\d\d) \|", (notebooks_folder() / "README.md").read_text("utf-8"), re.MULTILINE)
+        state = f"{digits} is planned" if digits in planned else f"there is no notebook {number!r}"
+        raise CourseError(f"{state}; ready: {', '.join(ready) or 'none'}")
+    return ready[digits]
 
 
 def _lint(number: str | None) -> int:

@@ -169,7 +169,7 @@ def _with_impossible(finding: str, recorded: Sequence[float], yours: Sequence[fl
 def _paired_bars(axes: Any, names: Sequence[Any], recorded: Sequence[float], yours: Sequence[float] | None,
                  labels: tuple[str, str]) -> None:
     left, right = [i - 0.2 for i in range(len(names))], [i + 0.2 for i in range(len(names))]
-    plate = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # the floor's line stays out of the text
+    plate = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # a line must not cross a number
     bars = axes.bar(left, recorded, 0.36, facecolor="white", edgecolor=PALETTE[0], linewidth=1.6, linestyle="--",
                     label=labels[0])
     axes.bar_label(bars, fmt="%.1f", fontsize=9, padding=3, bbox=plate)

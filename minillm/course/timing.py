@@ -50,8 +50,8 @@ def slow_steps(name: str, cold: Record, warm: Record, times: float = 3.0) -> str
     if not slow:
         return f"{name}: once loaded, no cold decode step took over {times:.0f} times the warm median."
     return (f"{name}: even after loading, {len(slow)} of {len(cold['itl_s'])} cold decode steps took over "
-            f"{times:.0f} times the warm\n  median of {usual_s * 1e3:.1f} ms (the slowest {max(slow) * 1e3:,.0f} ms): first use, or "
-            "other work on the machine.")
+            f"{times:.0f} times the warm\n  median of {usual_s * 1e3:.1f} ms (the slowest {max(slow) * 1e3:,.0f} ms): "
+            "first use, or other work on the machine.")
 
 
 def four_numbers(record: Record) -> dict[str, float]:

@@ -168,8 +168,8 @@ EXERCISES = {task.id: task for task in (
         misconceptions=(
             Misconception(_whole_first_turn_cached, "the first answer's last token was returned and never read, so "
                                                     "the cache lacks it: this turn computes it"),
-            Misconception(_nothing_cached, "what the first turn computed is still in the KV cache; do not count it twice"),
-            Misconception(_only_the_prompt_cached, "the first turn computed its own answer too, but for the last token"),
+            Misconception(_nothing_cached, "what the first turn computed is still in the KV cache: do not count it"),
+            Misconception(_only_the_prompt_cached, "the first turn computed its answer too, but for its last token"),
             Misconception(_a_pass_too_many, "prefill already yields the first token, so N tokens take N - 1 decode "
                                             "steps"),
             Misconception(_reads_the_last_token, "nothing follows the last token, so the model never reads it"),
