@@ -10,17 +10,18 @@ TORCH_INDEX ?=
 
 BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 PY := $(BIN)/python
-INSTALL = $(PY) -m pip install --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
+INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
 	-c constraints.txt
 NBVAL := --nbval --nbval-current-env --nbval-sanitize-with=notebooks/sanitize.cfg --nbval-cell-timeout=120
 REQUIREMENTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lab setup constraints clean
+.PHONY: help demo test lab bench doctor setup constraints clean
 export PROMPT
 
 help: ## list the commands
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 18
+	@echo 'every command: $(BIN)/minillm --help'
 	@echo 'variables: PROMPT="..."  PYTHON=python3.12  VENV=.venv  TORCH_INDEX=URL  WORKERS=2  TESTS=tests/test_cli.py'
 
 demo: $(VENV)/.installed-demo ## a real model answers: make demo PROMPT="..."
@@ -35,23 +36,39 @@ lab: $(VENV)/.installed-notebooks ## JupyterLab, at your own copy of notebook 00
 	$(PY) -m minillm course work 00
 	$(PY) -m jupyter lab notebooks/work/00_one_token_end_to_end.ipynb
 
+bench: $(VENV)/.installed-bench ## this machine: decoding and prefill beside transformers (some minutes)
+	$(PY) -m minillm bench
+
+doctor: $(VENV)/.installed-demo ## check this installation, and say what to do about each problem
+	@$(PY) -m minillm doctor
+
 setup: $(VENV)/.installed-dev ## the environment alone, with everything in it
 
-# A stamp a level; each level holds those before it. An install that was cut short leaves no stamp and is done again.
+define install
+@echo "installing $(1) into $(VENV) (about 1 GB with torch, several with its CUDA build): a minute or two"
+@$(INSTALL) -e '$(1)'
+endef
+
+# A stamp a level; dev holds all of them. An install that was cut short leaves no stamp and is done again.
 $(VENV)/.installed-demo: $(REQUIREMENTS)
 	@$(make-venv)
-	$(INSTALL) -e .
+	$(call install,.)
 	@touch $@
 
 $(VENV)/.installed-notebooks: $(REQUIREMENTS)
 	@$(make-venv)
-	$(INSTALL) -e '.[notebooks]'
+	$(call install,.[notebooks])
+	@touch $(VENV)/.installed-demo $@
+
+$(VENV)/.installed-bench: $(REQUIREMENTS)
+	@$(make-venv)
+	$(call install,.[bench])
 	@touch $(VENV)/.installed-demo $@
 
 $(VENV)/.installed-dev: $(REQUIREMENTS)
 	@$(make-venv)
-	$(INSTALL) -e '.[dev]'
-	@touch $(VENV)/.installed-demo $(VENV)/.installed-notebooks $@
+	$(call install,.[dev])
+	@touch $(VENV)/.installed-demo $(VENV)/.installed-notebooks $(VENV)/.installed-bench $@
 
 define make-venv
 if ! $(PY) -m pip --version >/dev/null 2>&1; then \

@@ -3,7 +3,9 @@
 from minillm import LLM, SamplingParams
 
 with LLM("smollm2-135m") as llm:
-    stream = llm.stream("Once upon a time", SamplingParams(temperature=0, max_tokens=200))
+    prompt = "Once upon a time"
+    print(prompt, end="")
+    stream = llm.stream(prompt, SamplingParams(temperature=0, max_tokens=200))
     said = ""
     for piece in stream:
         said += piece.text

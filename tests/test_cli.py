@@ -9,13 +9,14 @@ import shlex
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from minillm import LLM, SamplingParams, cli
+from minillm import LLM, SamplingParams, cli, extras
 from minillm.cli import answer, doctor
 from minillm.llm import load_decoder
 
@@ -134,6 +135,49 @@ def test_an_unset_course_notebook_is_one_line(run: Run) -> None:
     assert code == 1 and err.startswith("minillm: ") and "99" in err
 
 
+def test_a_planned_notebook_is_said_to_be_planned_and_the_leading_zero_may_be_left_out(run: Run) -> None:
+    from minillm.course.commands import find_notebook
+
+    assert run("course", "work", "25")[2].startswith("minillm: 25 is planned; ready: 00")
+    assert run("course", "work", "5")[2].startswith("minillm: 05 is planned")
+    assert find_notebook("0") == find_notebook("00")
+
+
+@pytest.mark.parametrize(("missing", "argv", "extra"), [
+    ("nbformat", ["course", "lint"], "notebooks"),
+    ("nbformat", ["course", "work", "0"], "notebooks"),
+    ("ipykernel", ["course", "execute", "0"], "notebooks"),
+    ("accelerate", ["bench"], "bench"),
+    ("transformers", ["bench"], "bench"),
+])
+def test_a_missing_optional_package_is_one_line_that_names_the_extra(
+    missing: str, argv: list[str], extra: str,
+) -> None:
+    code = (f"import subprocess, sys; sys.modules[{missing!r}] = subprocess.run = None  # no process may be started\n"
+            f"from minillm import cli; sys.exit(cli.main({argv}))")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    err = done.stderr
+    assert (done.returncode, done.stdout, err.count("\n")) == (1, "", 1)
+    assert err.startswith("minillm: this needs the ") and f"({missing} is missing)" in err
+    assert f"python -m pip install -c constraints.txt -e '.[{extra}]' (or make " in err
+
+
+def test_every_optional_package_that_is_known_belongs_to_the_extra_it_names() -> None:
+    declared = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
+    of_jupyter = {"IPython": "ipykernel", "PIL": "pillow"}  # installed with, or under another name
+    for extra, (_, _, packages) in extras.EXTRAS.items():
+        names = {requirement.partition(">=")[0] for requirement in declared["optional-dependencies"][extra]}
+        assert {of_jupyter.get(package, package) for package in packages} <= names
+
+
+def test_a_missing_package_of_no_extra_is_a_fault_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(args: object) -> None:
+        raise ModuleNotFoundError("No module named 'numpy'", name="numpy")
+    monkeypatch.setattr(answer, "load", broken)
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["generate", "Hi"])
+
+
 def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(args: object) -> None:
         raise RuntimeError("a bug")
@@ -178,6 +222,21 @@ def test_generate_without_a_prompt_at_a_terminal_says_so(run: Run, monkeypatch: 
     monkeypatch.setattr("sys.stdin", terminal)
     code, _, err = run("generate")
     assert code == 1 and "no prompt" in err
+
+
+@pytest.mark.parametrize(("argv", "piped"), [
+    ([""], None), (["--raw", ""], None), (["  "], None), ([], ""), (["-"], "\n"), (["--raw"], ""),
+])
+def test_an_empty_prompt_is_refused_before_the_model_is_loaded(argv: list[str], piped: str | None, run: Run,
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(piped))
+    monkeypatch.setattr(answer, "load", None)
+    assert run("generate", *argv) == (1, "", "minillm: the prompt is empty\n")
+
+
+def test_raw_text_may_be_blank(run: Run, fake: Callable[..., Fake]) -> None:
+    made = fake("ok")
+    assert run("generate", "--raw", " ")[0] == 0 and made.asked == [" "]
 
 
 def test_options_reach_the_engine(run: Run, fake: Callable[..., Fake]) -> None:
@@ -235,7 +294,8 @@ def test_a_second_ctrl_c_does_not_wait_for_the_step(run: Run, fake: Callable[...
 def test_a_trace_is_written_for_the_viewers(run: Run, fake: Callable[..., Fake], tmp_path: Path) -> None:
     fake("abc")
     file = tmp_path / "trace.json"
-    assert run("generate", "--trace", str(file), "Hi")[0] == 0
+    code, out, err = run("generate", "--trace", str(file), "Hi")
+    assert (code, out) == (0, "abc\n") and err.startswith(f"trace written: {file}")
     names = {event["name"] for event in json.loads(file.read_text())["traceEvents"]}
     assert {"tokenize", "prefill", "decode", "detokenize", "deliver"} <= names
 
@@ -304,6 +364,23 @@ def test_a_conversation_that_outgrew_the_context_is_told_so_and_goes_on(run: Run
     code, out, _ = run("chat")
     assert code == 0 and "40" in out and "/clear" in out and "yes\n" in out
     assert made.asked[1] == [said("user", "short?")]
+
+
+@pytest.mark.parametrize("line", ["/help", "/quit", "/clear all", "/"])
+def test_a_command_that_is_none_shows_those_there_are_and_is_not_sent(line: str, run: Run, fake: Callable[..., Fake],
+                                                                      typing: Callable) -> None:
+    made = fake("yes", chat=True)
+    typing([line])
+    code, out, _ = run("chat")
+    assert code == 0 and made.asked == [] and out.count("/clear starts anew, /exit or Ctrl-D leaves") == 2
+
+
+def test_a_line_that_only_begins_with_a_slash_is_for_the_model(run: Run, fake: Callable[..., Fake],
+                                                               typing: Callable) -> None:
+    made = fake("yes", chat=True)
+    typing(["/etc/hosts is what?"])
+    run("chat")
+    assert made.asked == [[said("user", "/etc/hosts is what?")]]
 
 
 # --- pull, card, doctor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -11,6 +12,7 @@ from pathlib import Path
 PROMPT = "What is a transformer in machine learning? Answer in two sentences."
 TYPED = f'$ make demo PROMPT="{PROMPT}"'
 COLUMNS, SIZE, LINE, PAD = 88, 14, 19, 18
+LEAST_SHARE = 30  # percent of the card's read bandwidth: below it the machine was busy, or the card is wrong
 CHAR = SIZE * 0.6015  # width of a monospaced character
 
 
@@ -36,11 +38,26 @@ def colour(line: str) -> str:
     return "#8ddb8c" if line.startswith("$") else "#6cb6ff" if "▏" in line or "█" in line else "#d1d7e0"
 
 
+def check(printed: str) -> None:
+    """Refuse a run that says nothing about the engine: ``SystemExit`` with the reason, and no picture is written."""
+    share = re.search(r"\((\d+)% of the", printed)
+    if "other work ran" in printed:
+        reason = "other work ran on this machine"
+    elif share is None:
+        reason = "it tells no share of the memory bandwidth"
+    elif int(share[1]) < LEAST_SHARE:
+        reason = f"it read {share[1]} % of the card's bandwidth, and {LEAST_SHARE} % is the least expected"
+    else:
+        return
+    sys.exit(f"{printed}\nno picture of this run: {reason}. Run again on an idle machine.")
+
+
 def main() -> None:
-    """Run, wrap, draw, write."""
+    """Run, check, wrap, draw, write."""
     command = [sys.executable, "-m", "minillm", "generate", "--stats", "--max-tokens", "128", PROMPT]
     subprocess.run(command, capture_output=True, check=True)  # the machine card, and files into the page cache
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    check(printed)
     lines = [part for line in printed.splitlines()
              for part in (textwrap.wrap(line, COLUMNS) if len(line) > COLUMNS else [line])]
     target = Path(__file__).with_name("demo.svg")

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from minillm import __version__
+from minillm.extras import advice
 
 
 class Command(NamedTuple):
@@ -52,10 +53,11 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
+        message = advice(error) if isinstance(error, ModuleNotFoundError) else None
         expected = isinstance(error, (ValueError, OSError)) or type(error).__module__.startswith("minillm.")
-        if not expected or os.environ.get("MINILLM_DEBUG"):
+        if not (expected or message) or os.environ.get("MINILLM_DEBUG"):
             raise  # a fault of the program: its traceback is worth more than one line
-        print(f"minillm: {error}", file=sys.stderr)
+        print(f"minillm: {message or error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(file=sys.stderr)

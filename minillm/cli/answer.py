@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 import sys
 from types import FrameType, TracebackType
@@ -10,12 +11,14 @@ from typing import TYPE_CHECKING
 
 from minillm.config import DTYPES
 from minillm.errors import InvalidRequest
+from minillm.measure.waiting import scheduler_seconds, waited_share
 from minillm.request import RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from minillm.llm import LLM, Stream
     from minillm.measure.trace import Trace
 
+CHAT_HELP = "Ctrl-C stops an answer, /clear starts anew, /exit or Ctrl-D leaves."
 Parser = argparse.ArgumentParser
 Arguments = argparse.Namespace
 
@@ -106,18 +109,25 @@ def generate(args: Arguments) -> int:
     params, prompt = _params(args), _read_prompt(args)
     with load(args) as llm, llm.tracing() as trace:
         chat = bool(llm.tokenizer.chat_template) if args.chat is None else args.chat
+        before = scheduler_seconds()
         stream = llm.stream([{"role": "user", "content": prompt}] if chat else prompt, params)
         _, stopped = print_stream(stream)
-        if args.trace:
-            trace.save(args.trace)
+        waited = waited_share(before, scheduler_seconds())
         if args.stats and not stopped:
-            print(f"\n{_report(llm, stream.output, trace)}")
+            print(f"\n{_report(llm, stream.output, trace, waited)}")
+        if args.trace:
+            print(f"trace written: {trace.save(args.trace)} (open it at ui.perfetto.dev)", file=sys.stderr)
     return 130 if stopped else 0
 
 
 def _read_prompt(args: Arguments) -> str:
-    if args.prompt not in (None, "-"):
-        return args.prompt
+    prompt = args.prompt if args.prompt not in (None, "-") else _read_standard_input(args)
+    if not (prompt if args.chat is False else prompt.strip()):  # raw text may be all blanks, a question may not
+        raise InvalidRequest("the prompt is empty", "prompt")
+    return prompt
+
+
+def _read_standard_input(args: Arguments) -> str:
     if sys.stdin is None or (args.prompt is None and sys.stdin.isatty()):
         raise InvalidRequest('no prompt: give one, as in: minillm generate "The sky is"', "prompt")
     return sys.stdin.read()
@@ -131,11 +141,13 @@ def chat(args: Arguments) -> int:
         pass
     params, opening = _params(args), [{"role": "system", "content": args.system}] if args.system else []
     with load(args) as llm:
-        print("Ctrl-C stops an answer, /clear starts anew, /exit or Ctrl-D leaves.")
+        print(CHAT_HELP)
         messages = list(opening)
         while (line := _next_line()) is not None:
             if line == "/clear":
                 messages = list(opening)
+            elif re.match(r"/\w*(\s|$)", line):  # a path or a date, with more than letters, is for the model
+                print(CHAT_HELP)
             elif line:
                 _answer(llm, messages, line, params, args.stats)
     return 0
@@ -157,18 +169,20 @@ def _answer(llm: LLM, messages: list[dict[str, str]], line: str, params: Samplin
     """Answer one line; it and what was said of the answer, cut short or not, join ``messages``."""
     asked = [*messages, {"role": "user", "content": line}]
     with llm.tracing() as trace:
+        before = scheduler_seconds()
         try:
             stream = llm.stream(asked, params)
         except InvalidRequest as error:
             print(f"{error}\n/clear starts a new conversation.")
             return
         said, stopped = print_stream(stream)
+        waited = waited_share(before, scheduler_seconds())
     messages[:] = [*asked, {"role": "assistant", "content": said}]
     if stats and not stopped:
-        print(_report(llm, stream.output, trace))
+        print(_report(llm, stream.output, trace, waited))
 
 
-def _report(llm: LLM, output: RequestOutput, trace: Trace) -> str:
+def _report(llm: LLM, output: RequestOutput, trace: Trace, waited: float | None) -> str:
     from minillm.measure.bench import current_card
     from minillm.measure.report import decode_bytes_per_token, format_report
 
@@ -179,4 +193,4 @@ def _report(llm: LLM, output: RequestOutput, trace: Trace) -> str:
         card = current_card(device)
     metrics = output.metrics
     read = decode_bytes_per_token(llm.model, metrics.num_prompt_tokens, metrics.num_output_tokens)
-    return format_report(output, trace, bytes_per_token=read, card=card)
+    return format_report(output, trace, bytes_per_token=read, card=card, waited=waited)

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minillm.extras import require
 from minillm.measure.distribution import Spread, ratio_of_medians
 from minillm.measure.report import table
 from minillm.measure.results import Recording, environment, shown_path
@@ -30,6 +31,7 @@ DEFAULT_ENGINES = ("minillm-auto", "minillm-float32", "minillm-bfloat16", "trans
 # Each engine's ratio is to the other side in the type that its numbers compare to; "auto" promises float32's answers.
 BASELINES = {"minillm-auto": "transformers-float32", "minillm-float32": "transformers-float32",
              "minillm-bfloat16": "transformers-bfloat16", "minillm-float16": "transformers-float16"}
+ENGINES = (*BASELINES, "transformers-float32", "transformers-bfloat16", "transformers-float16")
 SAMPLE_TIMEOUT_S = 900.0
 TEXT = """The river rises in the hills above the town and runs north for two hundred miles before it meets the sea. In
 spring the snow melts and the water is high and brown; by August a child can walk across at the old ford and hardly
@@ -40,33 +42,42 @@ that the whole town arrived late together, and visitors who came on time found t
 the kettle cold. """
 
 
+def parse_engine(name: str) -> tuple[str, str]:
+    """``"minillm-auto"`` as ``("minillm", "auto")``; a name that is none of :data:`ENGINES` raises ``ValueError``."""
+    if name not in ENGINES:
+        raise ValueError(f"unknown engine {name!r}; known: {', '.join(ENGINES)}")
+    side, _, dtype = name.partition("-")
+    return side, dtype
+
+
 class SampleFailed(RuntimeError):
     """A sample's process failed; the message has the end of what it said."""
 
 
 def sample_in_fresh_process(spec: SampleSpec) -> dict[str, Any]:
     """The sample that ``minillm.measure.peers`` takes for ``spec``; :class:`SampleFailed` when it takes none."""
-    said = _run_peers(json.dumps(asdict(spec)))
+    said = _run_peers(spec.engine, json.dumps(asdict(spec)))
     try:
         return json.loads(said.strip().splitlines()[-1])
     except ValueError as error:
-        raise SampleFailed(f"the process for {spec.engine} gave no sample: {error}") from error
+        raise SampleFailed(f"{spec.engine}: its process gave no sample: {error}") from error
 
 
 def convert_in_fresh_process(model: str) -> None:
     """Have the model ready for transformers, see :func:`minillm.measure.peers.hugging_face_folder`."""
-    _run_peers("--convert", model)
+    _run_peers(f"converting {model} for transformers", "--convert", model)
 
 
-def _run_peers(*arguments: str) -> str:
+def _run_peers(what: str, *arguments: str) -> str:
+    """What the process says; its failure is reported under the name ``what``."""
     command = [sys.executable, "-m", "minillm.measure.peers", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SAMPLE_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
-        raise SampleFailed(f"no sample within {SAMPLE_TIMEOUT_S:.0f} s from {arguments[-1][:60]}...") from error
+        raise SampleFailed(f"{what}: its process was not done within {SAMPLE_TIMEOUT_S:.0f} s") from error
     if done.returncode or not done.stdout.strip() and "--convert" not in arguments:
         tail = "\n".join(done.stderr.strip().splitlines()[-5:])
-        raise SampleFailed(f"the process for {arguments[-1][:60]}... ended with {done.returncode}:\n{tail}")
+        raise SampleFailed(f"{what}: its process ended with exit code {done.returncode}:\n{tail}")
     return done.stdout
 
 
@@ -191,27 +202,32 @@ def _same_token_lines(recording: Recording, engines: Sequence[str]) -> list[str]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``minillm bench``."""
-    parser.add_argument("--model", default="smollm2-135m", help="name, folder, .gguf file or hub id")
-    parser.add_argument("--rounds", type=int, default=5, help="samples of each engine (default 5)")
-    parser.add_argument("--prompt-tokens", type=int, default=128)
-    parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--prefill-tokens", type=int, default=1024, help="length of the prefill alone; 0 leaves it out")
-    parser.add_argument("--engines", default=",".join(DEFAULT_ENGINES), help="names with commas between them")
-    parser.add_argument("--device", default="auto")
+    parser.add_argument("--model", default="smollm2-135m", help="name, Hugging Face id or folder, or .gguf file")
+    parser.add_argument("--rounds", type=int, default=5, help="samples of each engine (default: %(default)s)")
+    parser.add_argument("--prompt-tokens", type=int, default=128, metavar="N",
+                        help="length of the prompt before the decoding (default: %(default)s)")
+    parser.add_argument("--new-tokens", type=int, default=128, metavar="N",
+                        help="tokens decoded in a sample (default: %(default)s)")
+    parser.add_argument("--prefill-tokens", type=int, default=1024, metavar="N",
+                        help="length of the prefill alone; 0 leaves it out (default: %(default)s)")
+    parser.add_argument("--engines", default=",".join(DEFAULT_ENGINES), metavar="A,B",
+                        help=f"with commas between them, of: {', '.join(ENGINES)} (default: all but float16)")
+    parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1, mps")
     parser.add_argument("--out", type=Path, help="file of the samples (default: data/measurements/compare-DATE.json)")
 
 
 def main(args: argparse.Namespace) -> int:
     """Run ``minillm bench`` with parsed options; 0 when every sample was taken, 1 when one failed, 2 on bad options."""
-    from minillm.measure.bench import current_card
-    from minillm.measure.peers import SampleSpec, parse_engine
-
     engines = [name.strip() for name in args.engines.split(",") if name.strip()]
     name = args.out.stem if args.out else f"compare-{datetime.now(UTC):%Y-%m-%d-%H%M%S}"
     try:
         sides = {parse_engine(engine)[0] for engine in engines}
         if "transformers" in sides:
+            require("transformers", "accelerate")
             convert_in_fresh_process(args.model)
+        from minillm.measure.bench import current_card
+        from minillm.measure.peers import SampleSpec
+
         prompt_ids, prefill_ids = benchmark_ids(args.model, args.prompt_tokens, args.prefill_tokens)
         spec = SampleSpec("", args.model, prompt_ids, prefill_ids, args.new_tokens, args.device)
         recording = run_comparison(spec, engines, args.rounds, name=name, card=current_card(args.device))

@@ -24,12 +24,12 @@ from typing import Any, Protocol
 
 import torch
 
+from minillm.measure.compare import parse_engine
 from minillm.measure.metrics import RequestMetrics
 from minillm.measure.report import decode_bytes_per_token, kv_bytes_read
 from minillm.model.device import resolve_device
 
 WARMUP_TOKENS = 16
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -177,15 +177,6 @@ def load_engine(name: str, model: str, device: str) -> BenchEngine:
     """
     side, dtype = parse_engine(name)
     return {"minillm": MinillmEngine, "transformers": TransformersEngine}[side](model, dtype, device)
-
-
-def parse_engine(name: str) -> tuple[str, str]:
-    """``"minillm-auto"`` as ``("minillm", "auto")``; any other form raises ``ValueError``."""
-    match = re.fullmatch(rf"(minillm|transformers)-({'|'.join(DTYPES)})", name)
-    if not match or name == "transformers-auto":
-        raise ValueError(f"unknown engine {name!r}; known: minillm-auto, and minillm- or transformers- with "
-                         f"{', '.join(DTYPES[1:])}")
-    return match.group(1), match.group(2)
 
 
 def take_sample(spec: SampleSpec) -> dict[str, Any]:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:  # these modules need this room themselves
     from minillm.request import RequestOutput
 
 BAR_WIDTH = 36
+# Above these, other work on the machine is in a request's times (an idle machine has it wait next to nothing).
+MAX_WAITED, MAX_ITL_P99_OVER_P50, MIN_GAPS = 0.15, 5.0, 20
 
 
 def decode_bytes_per_token(model: Any, num_prompt_tokens: int, num_output_tokens: int) -> float:
@@ -34,12 +36,16 @@ def kv_bytes_read(config: ModelConfig, context_tokens: float, item_bytes: int) -
 
 
 def format_report(output: RequestOutput, trace: Trace | None, *, bytes_per_token: float | None = None,
-                  card: MachineCard | None = None) -> str:
+                  card: MachineCard | None = None, waited: float | None = None) -> str:
     """What there is to know about choice 0 of ``output``, in lines of at most 80 columns.
 
-    ``bytes_per_token`` (see :func:`decode_bytes_per_token`) gives the bandwidth, and ``card`` its share of the best.
+    ``bytes_per_token`` (see :func:`decode_bytes_per_token`) gives the bandwidth, ``card`` its share of the best, and
+    ``waited`` (see :func:`minillm.measure.waiting.waited_share`) tells whether the times are the engine's alone.
     """
-    lines = _latency_lines(output.metrics) + [_bandwidth_line(output.metrics, bytes_per_token, card)]
+    lines = _latency_lines(output.metrics) + _bandwidth_lines(output.metrics, bytes_per_token, card)
+    if others_ran(output.metrics, waited):
+        share = f" (waited for a core {waited:.0%} of the time)" if waited else ""
+        lines += [f"  other work ran on this machine meanwhile{share}:", "  these times are not the engine's alone"]
     if trace is not None:
         lines += ["", *stage_lines(trace.of(output.request_id))]
     return "\n".join(lines)
@@ -59,14 +65,27 @@ def _latency_lines(metrics: RequestMetrics) -> list[str]:
     ]
 
 
-def _bandwidth_line(metrics: RequestMetrics, bytes_per_token: float | None, card: MachineCard | None) -> str:
+def others_ran(metrics: RequestMetrics, waited: float | None = None) -> bool:
+    """Whether other work is in these times: the process waited for its cores, or a few tokens took far longer."""
+    gaps = metrics.itl_s
+    uneven = len(gaps) >= MIN_GAPS and percentile(gaps, 99) > MAX_ITL_P99_OVER_P50 * percentile(gaps, 50)
+    return uneven or waited is not None and waited > MAX_WAITED
+
+
+def _bandwidth_lines(metrics: RequestMetrics, bytes_per_token: float | None, card: MachineCard | None) -> list[str]:
     if bytes_per_token is None or metrics.decode_tokens_per_s is None:
-        return "  memory read       n/a"
+        return ["  memory read       n/a"]
     rate = bytes_per_token * metrics.decode_tokens_per_s
     share = "this machine has no card yet" if card is None else (
         f"{rate / card.read_bytes_per_s:.0%} of the {card.read_bytes_per_s / 1e9:.1f} GB/s this machine reads at best")
-    busy = "\n" + " " * 15 + "(other work ran while that was measured: `minillm card` measures again)"
-    return f"  memory read  {rate / 1e9:8.1f} GB/s ({share}){busy if card and card.busy else ''}"
+    lines, indent = [f"  memory read  {rate / 1e9:8.1f} GB/s ({share})"], " " * 15
+    if card and card.busy:
+        lines.append(f"{indent}(other work ran while that was measured: `minillm card` measures again)")
+    elif card and rate > 1.01 * card.read_bytes_per_s:
+        lines.append(f"{indent}above 100 %: the card is too low (measure it again: minillm card)")
+        if bytes_per_token < 2 * card.cache_bytes:
+            lines.append(f"{indent}or weights stayed in the {card.cache_bytes / 1e6:,.0f} MB cache")
+    return lines
 
 
 def stage_lines(trace: Trace) -> list[str]:

@@ -82,7 +82,8 @@ def load_weights(path: str | Path, config: ModelConfig) -> dict[str, torch.Tenso
         return kept
     checkpoint = open_checkpoint(path, config)
     places = _locate_all(checkpoint, config, str(path))
-    with tqdm(total=len(places), desc="Loading weights", unit="tensor", delay=1.0, leave=False, disable=None) as bar:
+    title = "Converting weights, once" if is_gguf else "Loading weights"
+    with tqdm(total=len(places), desc=title, unit="tensor", delay=1.0, leave=False, disable=None) as bar:
         def read(name: str) -> torch.Tensor:
             bar.update()
             return _read(checkpoint, places[name])

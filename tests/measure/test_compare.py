@@ -5,15 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from minillm.measure import bench, compare, peers
-from minillm.measure.compare import SampleFailed, format_comparison, run_comparison, sample_in_fresh_process
+from minillm.measure.compare import (
+    SampleFailed,
+    convert_in_fresh_process,
+    format_comparison,
+    parse_engine,
+    run_comparison,
+    sample_in_fresh_process,
+)
 from minillm.measure.metrics import RequestMetrics
-from minillm.measure.peers import SampleSpec, parse_engine
+from minillm.measure.peers import SampleSpec
 from minillm.measure.results import Recording
 
 ENGINES = ["minillm-auto", "transformers-float32"]
@@ -120,8 +128,22 @@ def test_a_bad_engine_ends_with_a_message_and_no_file(tmp_path, capsys):
 
 
 def test_a_process_that_fails_is_reported_with_what_it_said():
-    with pytest.raises(SampleFailed, match="no-such-model"):
+    with pytest.raises(SampleFailed, match=r"^minillm-float32: its process ended with exit code 1:\n(?s:.)*no-such"):
         sample_in_fresh_process(spec("minillm-float32", "./no-such-model"))
+
+
+def test_a_conversion_that_fails_says_that_it_is_one(monkeypatch):
+    monkeypatch.setattr(compare.sys, "executable", shutil.which("false"))
+    with pytest.raises(SampleFailed, match="^converting some for transformers: its process ended with exit code 1"):
+        convert_in_fresh_process("some")
+
+
+def test_the_help_names_every_engine_and_the_defaults_leave_out_float16():
+    parser = argparse.ArgumentParser()
+    compare.add_arguments(parser)
+    words = " ".join(parser.format_help().split()).replace("- ", "-")  # it wraps at hyphens
+    assert all(engine in words for engine in compare.ENGINES) and words.count("(default: 128)") == 2
+    assert {*compare.DEFAULT_ENGINES} == {engine for engine in compare.ENGINES if "float16" not in engine.split("-")}
 
 
 class FakeEngine:

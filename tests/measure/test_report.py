@@ -62,6 +62,26 @@ def test_a_missing_card_and_a_doubtful_one_are_said_to_be_so():
     assert "no card yet" in format_report(output([0.4, 0.5]), None, bytes_per_token=1e9)
 
 
+def test_a_share_above_the_best_says_that_the_card_is_too_low_or_the_cache_helped():
+    def text(gigabytes: float, **more) -> str:
+        return format_report(output([0.4, 1.4]), None, bytes_per_token=gigabytes * 1e9, card=replace(card(), **more))
+    assert "too low" not in text(19.9)
+    assert "above 100 %: the card is too low (measure it again: minillm card)" in text(24)
+    assert "cache" not in text(24) and "or weights stayed in the 20,000 MB cache" in text(24, cache_bytes=20e9)
+
+
+def test_times_with_other_work_in_them_say_so():
+    """The process waited for a core, or (where that is not told) a few tokens took far longer than the others."""
+    def text(times: list[float], waited: float | None = None) -> str:
+        return format_report(output(times), None, waited=waited)
+    even = [0.01 * i for i in range(1, 40)]
+    assert "other work" not in text(even, 0.03) and "other work" not in text(even)
+    assert "other work ran on this machine meanwhile (waited for a core 44% of the time)" in text(even, 0.44)
+    uneven = [*even, even[-1] + 0.3, even[-1] + 0.31]
+    assert "not the engine's alone" in text(uneven)
+    assert "other work" not in text([0.01, 0.02, 0.5]), "too few to tell"
+
+
 def test_bytes_of_a_decode_step_are_the_weights_and_the_cache_before_it():
     model = SimpleNamespace(bytes_read_per_step=1000, config=config(), dtype=SimpleNamespace(itemsize=4))
     assert decode_bytes_per_token(model, 10, 4) == 1000 + 2 * 1 * 4 * 4 * 2 * 12
