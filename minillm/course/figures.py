@@ -177,6 +177,6 @@ def _paired_bars(axes: Any, names: Sequence[Any], recorded: Sequence[float], you
     if yours:
         axes.bar_label(live, fmt="%.1f", fontsize=9, padding=3, bbox=plate)
     axes.axhline(1, color="#555555", linewidth=1)
-    axes.annotate("floor = 1", (1, 1), (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8.5,
-                  va="center")
+    axes.annotate("floor = 1", (1, 1), (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+                  fontsize=8.5, va="center")
     axes.set_xticks(range(len(names)), names)

@@ -87,8 +87,11 @@ def test_work_command_and_unknown_numbers(tmp_path, monkeypatch, capsys):
     assert command("work", "90") == 0
     out = capsys.readouterr().out
     assert str(Path("work") / "90_try.ipynb") in out and "open it: python -m jupyter lab" in out
-    with pytest.raises(CourseError, match="no notebook '91'; there are: 90"):
+    (tmp_path / "README.md").write_text("| 91 | Later | not yet |\n")
+    with pytest.raises(CourseError, match="91 is planned; ready: 90"):
         command("work", "91")
+    with pytest.raises(CourseError, match="no notebook '92'; ready: 90"):
+        command("work", "92")
 
 
 def test_record_runs_live_and_leaves_the_file(tmp_path):
