@@ -34,7 +34,7 @@ test: $(VENV)/.installed-dev ## everything that CI runs: unit tests and every no
 lab: $(VENV)/.installed-notebooks ## JupyterLab, at your own copy of notebook 00
 	$(PY) -m minillm pull
 	$(PY) -m minillm course work 00
-	$(PY) -m jupyter lab notebooks/work/00_one_token_end_to_end.ipynb
+	$(PY) -m jupyter lab notebooks/mine/00_one_token_end_to_end.ipynb
 
 bench: $(VENV)/.installed-bench ## this machine: decoding and prefill beside transformers (some minutes)
 	$(PY) -m minillm bench

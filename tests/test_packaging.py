@@ -266,7 +266,7 @@ def test_the_address_stands_in_one_place_and_everything_repeats_it() -> None:
 def test_one_command_moves_the_address_everywhere(tmp_path: Path) -> None:
     from minillm.course import address
 
-    shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks", ignore=shutil.ignore_patterns("work", "solutions"))
+    shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks", ignore=shutil.ignore_patterns("mine", "solutions"))
     for name in ("README.md", "CONTRIBUTING.md", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path / name)
     old = address.repository()

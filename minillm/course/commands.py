@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True)
     execute = actions.add_parser("execute", help="run a notebook and keep its outputs, as it is committed")
     record = actions.add_parser("record", help="run a notebook live and keep its measurements under data/measurements")
-    work = actions.add_parser("work", help="make your own copy of a notebook, outputs cleared, under notebooks/work")
+    work = actions.add_parser("work", help="make your own copy of a notebook, outputs cleared, under notebooks/mine")
     work.add_argument("--fresh", action="store_true", help="start over; the old copy is kept beside it")
     for action in (execute, record, work):
         action.add_argument("number", help="of the notebook, such as 00")

@@ -115,11 +115,11 @@ def _merged(outputs: list[Any]) -> list[Any]:
 
 
 def work_copy(path: Path, *, fresh: bool = False) -> str:
-    """The reader's own copy under ``notebooks/work``, without outputs, so that predictions are not spoiled.
+    """The reader's own copy under ``notebooks/mine``, without outputs, so that predictions are not spoiled.
 
     An existing copy is kept; with ``fresh`` it is set aside under a new name first.
     """
-    copy = path.parent / "work" / path.name
+    copy = path.parent / "mine" / path.name
     if copy.exists() and not fresh:
         return f"{copy} is there already and was not touched; --fresh starts over"
     if copy.exists():

@@ -57,7 +57,7 @@ def test_work_copy_has_no_outputs_and_working_links_and_is_never_overwritten(tmp
     notebook.cells[1].outputs = [nbformat.v4.new_output("stream", text="1")]
     nbformat.write(notebook, path)
     copy = Path(execute.work_copy(path))
-    assert copy == tmp_path / "work" / path.name
+    assert copy == tmp_path / "mine" / path.name
     mine = nbformat.read(copy, as_version=4)
     assert mine.cells[1].outputs == [] and mine.cells[1].execution_count is None
     assert mine.cells[0].source == "See [the next](../06_kv_cache.ipynb) and [a page](https://example.org)"
@@ -86,7 +86,7 @@ def test_work_command_and_unknown_numbers(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(commands, "notebooks_folder", lambda: tmp_path)
     assert command("work", "90") == 0
     out = capsys.readouterr().out
-    assert str(Path("work") / "90_try.ipynb") in out and "open it: python -m jupyter lab" in out
+    assert str(Path("mine") / "90_try.ipynb") in out and "open it: python -m jupyter lab" in out
     (tmp_path / "README.md").write_text("| 91 | Later | not yet |\n")
     with pytest.raises(CourseError, match="91 is planned; ready: 90"):
         command("work", "91")

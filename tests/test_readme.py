@@ -1,0 +1,25 @@
+"""README's measured numbers are those of the recorded run that it links."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from minillm.measure.compare import BASELINES
+from minillm.measure.distribution import ratio_of_medians
+from minillm.measure.results import Recording
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_speed_in_readme_is_that_of_the_recorded_comparison() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    (claim, link), = re.findall(r"\| one request on a CPU \| ([^|]*?)\[recorded\]\(([^)]+)\)", readme)
+    recording = Recording.load(ROOT / link)
+    assert recording.settings["rounds"] >= 5 and "failure" not in recording.settings
+    claimed = dict(re.findall(r"`(\w+)` ([\d.]+)", claim))
+    assert set(claimed) == {"auto", "float32", "bfloat16"}
+    for dtype, times in claimed.items():
+        engine = f"minillm-{dtype}"
+        decode = [recording.values("decode_tokens_per_s", engine=name) for name in (engine, BASELINES[engine])]
+        assert times == f"{ratio_of_medians(*decode).median:.1f}"
