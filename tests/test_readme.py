@@ -16,7 +16,7 @@ def test_speed_in_readme_is_that_of_the_recorded_comparison() -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
     (claim, link), = re.findall(r"\| one request on a CPU \| ([^|]*?)\[recorded\]\(([^)]+)\)", readme)
     recording = Recording.load(ROOT / link)
-    assert recording.settings["rounds"] >= 5 and "failure" not in recording.settings
+    assert recording.settings["rounds"] >= 5 and not recording.settings.get("failure")
     claimed = dict(re.findall(r"`(\w+)` ([\d.]+)", claim))
     assert set(claimed) == {"auto", "float32", "bfloat16"}
     for dtype, times in claimed.items():
