@@ -24,8 +24,9 @@ def probe_leftovers():
             "servers": {c.laddr.port for c in me.net_connections() if c.status == psutil.CONN_LISTEN}}
 leftovers_before = probe_leftovers()"""
 REPORT = """
-import json, resource, sys
-used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+import json
+from minillm.measure.peers import peak_rss_bytes
+used = peak_rss_bytes()
 left = {kind: sorted(map(str, now - leftovers_before[kind])) for kind, now in probe_leftovers().items()}
 print(json.dumps({"left": left, "memory_gb": used / 1e9}))"""
 
