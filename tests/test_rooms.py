@@ -128,10 +128,13 @@ def code_lines(source: str) -> int:
 
 
 def test_the_engine_stays_near_4000_lines_of_code() -> None:
-    outside = ("course/", "serve/", "cli/")  # the faces: what a person sees of the engine, not the engine
-    engine = [path for path in MODULES if not named(path).startswith(outside) and named(path) not in BENCHMARKS]
-    total = sum(code_lines(path.read_text("utf-8")) for path in engine)
-    assert total <= ENGINE_LINES, f"{total} lines of code"
+    outside = ("course/", "serve/")
+    counted = [path for path in MODULES if not named(path).startswith(outside) and named(path) not in BENCHMARKS]
+    lines = {named(path): code_lines(path.read_text("utf-8")) for path in counted}
+    engine = sum(count for name, count in lines.items() if not name.startswith("cli/"))
+    assert engine <= ENGINE_LINES, f"{engine} lines of code"
+    # With the command line it is over the aim already: this bound may only come down.
+    assert sum(lines.values()) <= 4_500, f"{sum(lines.values())} lines of code"
 
 
 def test_the_size_counter_counts_code_alone() -> None:

@@ -16,7 +16,7 @@ from minillm.course.execute import work_copy
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "00_one_token_end_to_end.ipynb"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 REQUIRED = os.environ.get("MINILLM_REQUIRE_BROWSER") == "1"
-RUN_S = 600
+RUN_S = 400
 TOKEN = "a-token-of-this-test"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
          "--disable-sync", "--no-first-run"]
