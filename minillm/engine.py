@@ -52,7 +52,7 @@ class Engine:
         self.runner, self.tokenizer, self.config = runner, tokenizer, config
         self.max_model_len, self.vocab_size = max_model_len, vocab_size
         self.eos_token_ids, self.bos_token_id = tuple(eos_token_ids), bos_token_id
-        self.scheduler = scheduler or Scheduler(max_num_seqs=config.max_num_seqs)
+        self.scheduler = Scheduler(max_num_seqs=config.max_num_seqs) if scheduler is None else scheduler
         self.traces: list[Trace] = []
         self._stats = EngineStats()
         self._in_flight: dict[Request, tuple[ref[Submission], Choice]] = {}

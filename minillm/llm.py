@@ -21,6 +21,7 @@ from minillm.model.decoder import Decoder
 from minillm.model.device import resolve_device
 from minillm.model.hub import DEFAULT_MODEL, resolve
 from minillm.model.weights import load_weights
+from minillm.parts import check_part
 from minillm.request import RequestOutput, SamplingParams, ScoreOutput, StreamPiece, as_token_id
 from minillm.runner import Runner
 from minillm.sample import Sampler, SamplerProtocol
@@ -43,19 +44,23 @@ class LLM:
     Args:
         model: ``"smollm2-135m"``, a Hugging Face folder or hub id, a ``.gguf`` file (fetched when missing), or a
             :class:`~minillm.model.decoder.Decoder` together with ``tokenizer``.
-        tokenizer: in place of the model's own.
+        tokenizer: in place of the model's own: ``load_tokenizer(path)``, or ``llm.tokenizer.with_encoder(...)``.
         sampler, scheduler, attention_backend: your own part in place of minillm's, any object that meets
             ``SamplerProtocol``, ``SchedulerProtocol`` or ``AttentionBackend``.
         options: see :class:`~minillm.config.EngineConfig`.
     Raises:
         ModelError, DownloadError: the model's files are unusable or cannot be fetched.
-        TypeError, ValueError: an option is unknown or out of range.
+        TypeError, ValueError: an option is unknown or out of range; a part lacks what its protocol names.
     """
 
     def __init__(self, model: str | Path | Decoder = DEFAULT_MODEL, *, tokenizer: Tokenizer | None = None,
                  sampler: SamplerProtocol | None = None, scheduler: SchedulerProtocol | None = None,
                  attention_backend: AttentionBackend | None = None, **options: Any):
         self.config = EngineConfig.from_options(options)
+        check_part("tokenizer", tokenizer, Tokenizer)
+        check_part("sampler", sampler, SamplerProtocol)
+        check_part("scheduler", scheduler, SchedulerProtocol)
+        check_part("attention_backend", attention_backend, AttentionBackend)
         if isinstance(model, (str, Path)):
             path = resolve(model)
             tokenizer = tokenizer or load_tokenizer(path)
@@ -72,8 +77,10 @@ class LLM:
         if max_model_len > limit:
             raise ValueError(f"max_model_len {max_model_len} is above what the model was made for: {limit}")
         vocab_size = min(tokenizer.vocab_size, model.config.vocab_size)
-        self.attention = attention_backend or ContiguousAttention(model.config, dtype=model.dtype, device=model.device)
-        runner = Runner(model.forward, self.attention, sampler or Sampler(vocab_size), device=model.device)
+        if attention_backend is None:
+            attention_backend = ContiguousAttention(model.config, dtype=model.dtype, device=model.device)
+        self.attention, sampler = attention_backend, Sampler(vocab_size) if sampler is None else sampler
+        runner = Runner(model.forward, self.attention, sampler, device=model.device)
         bos = model.config.bos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         self.engine = Engine(runner, tokenizer, self.config, max_model_len=max_model_len, vocab_size=vocab_size,
                              eos_token_ids=model.config.eos_token_ids, bos_token_id=bos, scheduler=scheduler)

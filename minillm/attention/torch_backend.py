@@ -7,16 +7,17 @@ Jiang et al. 2023, arXiv:2310.06825).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from minillm.attention.base import StepTensors
-from minillm.cache.kv import ContiguousCache
+from minillm.cache.kv import ContiguousCache, SequenceCache
 from minillm.model.config import ModelConfig
+from minillm.parts import check_part
 
 
 @lru_cache(maxsize=4)
@@ -71,29 +72,27 @@ def layer_windows(config: ModelConfig) -> tuple[int | None, ...]:
 class ContiguousAttention:
     """An :class:`~minillm.attention.base.AttentionBackend` with one growing buffer per sequence.
 
-    ``capacity`` is the number of tokens that a new sequence's buffer has room for before it grows.
+    Args:
+        capacity: tokens that a new sequence's buffer has room for before it grows.
+        make_cache: makes the cache of one sequence, in place of minillm's own.
+    Raises:
+        TypeError: what ``make_cache`` makes is no :class:`~minillm.cache.kv.SequenceCache`.
     """
 
-    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device | str, capacity: int = 256):
-        self.config, self.dtype, self.device, self.capacity = config, dtype, device, capacity
+    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device | str, capacity: int = 256,
+                 make_cache: Callable[..., SequenceCache] = ContiguousCache):
+        self.config, self.capacity = config, capacity
+        self.make_cache = partial(make_cache, config, dtype=dtype, device=device)
+        check_part("what make_cache makes", self.make_cache(capacity=1), SequenceCache)
         self.windows = layer_windows(config)
-        self.caches: dict[object, ContiguousCache] = {}
-
-    def reserve(self, sequence: object, num_tokens: int) -> None:
-        """A hint: ``sequence`` will have ``num_tokens`` tokens at most, so its buffer need not grow."""
-        if sequence in self.caches:
-            self.caches[sequence].reserve(num_tokens)
-        else:
-            self.caches[sequence] = ContiguousCache(
-                self.config, capacity=num_tokens, dtype=self.dtype, device=self.device
-            )
+        self.caches: dict[object, SequenceCache] = {}
 
     def write(self, layer: int, key: Tensor, value: Tensor, step: StepTensors) -> None:
         """Store the step's keys and values, ``[T, num_kv_heads, head_dim]``, behind those of each row's sequence."""
         for index, sequence in enumerate(step.sequences):
             start, end = step.query_starts[index], step.query_starts[index + 1]
             if sequence not in self.caches:
-                self.reserve(sequence, max(self.capacity, step.context_lengths[index]))
+                self.caches[sequence] = self.make_cache(capacity=max(self.capacity, step.context_lengths[index]))
             position = step.context_lengths[index] - (end - start)
             self.caches[sequence].write(layer, position, key[start:end], value[start:end])
 

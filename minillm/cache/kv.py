@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
 from minillm.model.config import ModelConfig
+
+
+class SequenceCache(Protocol):
+    """The cache of one sequence, for all layers. ``ContiguousAttention(make_cache=MyCache)`` makes each as
+    ``MyCache(config, capacity=..., dtype=..., device=...)``; ``capacity`` is what to have room for at first, no limit.
+
+    ``num_tokens`` counts the tokens cached, ``num_bytes`` the bytes held for them, free space included.
+    """
+
+    num_tokens: int
+    num_bytes: int
+
+    def write(self, layer: int, start: int, key: Tensor, value: Tensor) -> None:
+        """Store ``key`` and ``value`` ``[n, num_kv_heads, head_dim]`` at positions ``start`` .. ``start + n``.
+
+        Layers come in order, each once a step. A ``start`` below the tokens cached forgets those from ``start`` on.
+        """
+
+    def read(self, layer: int, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """The keys and values at positions ``start`` .. ``end``, each ``[num_kv_heads, end - start, head_dim]``."""
 
 
 class ContiguousCache:

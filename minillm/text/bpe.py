@@ -15,6 +15,7 @@ import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 Pair = tuple[int, int]
 
@@ -46,9 +47,19 @@ def alphabet_to_bytes(token: str) -> bytes:
     return token.translate(_CHAR_TO_BYTE).encode("latin-1")
 
 
+class PieceEncoder(Protocol):
+    """What ``Tokenizer.with_encoder`` accepts: the part of a tokenizer that turns pre-tokens into ids."""
+
+    def encode_pieces(self, pieces: Iterable[str]) -> list[int]:
+        """The ids of pre-tokens, plain text each, one after the other. Nothing merges across a border between pieces.
+
+        Pieces are never empty and hold no added tokens; joined, they are a stretch of the text.
+        """
+
+
 @dataclass(slots=True)
 class BytePairEncoder:
-    """Turns one pre-token into ids.
+    """Turns one pre-token into ids. A :class:`PieceEncoder`.
 
     Args:
         vocab: text of each token (in the byte alphabet when ``byte_level``) to its id.
@@ -70,7 +81,7 @@ class BytePairEncoder:
     _cache: dict[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
 
     def encode_pieces(self, pieces: Iterable[str]) -> list[int]:
-        """The ids of pre-tokens, one after the other. Nothing merges across a border between pieces."""
+        """The ids of pre-tokens, one after the other."""
         ids: list[int] = []
         cache = self._cache
         for piece in pieces:

@@ -6,14 +6,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import regex
 
 from minillm.errors import InvalidRequest, ModelError
+from minillm.parts import check_part
 from minillm.text.added import AddedToken, AddedTokenSplitter
-from minillm.text.bpe import BYTE_TO_CHAR, BytePairEncoder, train_merges
+from minillm.text.bpe import BYTE_TO_CHAR, BytePairEncoder, PieceEncoder, train_merges
 from minillm.text.pretokenize import GPT2_PATTERN, Normalizer, PreTokenizer, build_normalizer, build_pre_tokenizer
 
 
@@ -33,7 +35,7 @@ class Tokenizer:
         chat_template: Jinja source, or ``None``.
     """
 
-    def __init__(self, token_bytes: Sequence[bytes], encoder: BytePairEncoder, *,
+    def __init__(self, token_bytes: Sequence[bytes], encoder: PieceEncoder, *,
                  added: Iterable[AddedToken] = (), normalizer: Normalizer | None = None,
                  pre_tokenizer: PreTokenizer | None = None, prefix_ids: Sequence[int] = (),
                  suffix_ids: Sequence[int] = (), strip_leading_space: bool = False,
@@ -52,6 +54,17 @@ class Tokenizer:
         self.strip_leading_space = strip_leading_space
         self.named_tokens = dict(named_tokens or {})
         self.chat_template = chat_template
+
+    def with_encoder(self, encoder: PieceEncoder) -> Tokenizer:
+        """The same tokenizer with another part that turns pre-tokens into ids.
+
+        Raises:
+            TypeError: ``encoder`` has no ``encode_pieces``.
+        """
+        check_part("encoder", encoder, PieceEncoder)
+        other = copy.copy(self)
+        other.encoder = encoder
+        return other
 
     @property
     def vocab_size(self) -> int:
