@@ -7,8 +7,6 @@ one half of a fused tensor.
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -17,10 +15,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from minillm.errors import ModelError
-from minillm.model.config import ModelConfig
+from minillm.model.config import ModelConfig, read_json
 from minillm.model.gguf_file import read_gguf
+from minillm.model.hub import no_safetensors
 
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+# Ends of the names of tensors that follow from the config, and are no weights: old checkpoints carry the rotary
+# frequencies, GGUF files the divisors of RoPE.
+IGNORABLE = (".rotary_emb.inv_freq", "rope_freqs.weight")
 
 
 @dataclass(frozen=True)
@@ -39,55 +41,33 @@ class Location:
 
 
 class Checkpoint(Protocol):
-    """Tensors by the names they have in the file."""
+    """Tensors by the names they have in the file, ``shapes`` by those names."""
 
     shapes: dict[str, tuple[int, ...]]
 
-    def locations(self, name: str, config: ModelConfig) -> list[Location]:
+    def locations(self, name: str) -> list[Location]:
         """Where canonical tensor ``name`` may lie, the usual place first."""
-
-    def is_ignorable(self, name: str) -> bool:
-        """Whether the tensor ``name`` of the file holds no weights of its own."""
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor ``name`` of the file, in its layout in Hugging Face checkpoints, on the CPU."""
 
 
-def open_checkpoint(path: str | Path, config: ModelConfig) -> Checkpoint:
+def open_checkpoint(path: Path, config: ModelConfig) -> Checkpoint:
     """The checkpoint at ``path``: a folder, or a GGUF file. ``ModelError`` where a file is missing or damaged."""
-    return HFCheckpoint(Path(path)) if Path(path).is_dir() else GGUFCheckpoint(Path(path), config)
+    return (HFCheckpoint if path.is_dir() else GGUFCheckpoint)(path, config)
 
 
-class HFCheckpoint:
+class HFCheckpoint(Checkpoint):
     """A folder with ``model.safetensors``, or with shards and ``model.safetensors.index.json``."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, config: ModelConfig):
+        self.num_experts = config.num_experts
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.files: dict[str, safe_open] = {}
-        for file in self._find_files():
+        for file in _find_files(folder):
             self._open(file)
-
-    def _find_files(self) -> list[Path]:
-        single, index = self.folder / "model.safetensors", self.folder / "model.safetensors.index.json"
-        if single.is_file():
-            return [single]
-        if index.is_file():
-            try:
-                weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-                shards = [self.folder / name for name in sorted(set(weight_map.values()))]
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                raise ModelError(f"cannot read {index}: {error!r}; fetch the model again") from error
-            for shard in shards:
-                if not shard.is_file():
-                    raise ModelError(f"shard {shard.name} is missing from {self.folder}; fetch the model again")
-            return shards
-        if any(self.folder.glob("*.bin")):
-            raise ModelError(
-                f"{self.folder} holds only pickled weights (.bin), which may run code when read; use a revision with "
-                "safetensors, or convert it: load it with transformers where you trust it and save_pretrained() it"
-            )
-        raise ModelError(f"{self.folder} holds no model.safetensors; give a folder with the model's weights")
+        # A folder saved from the bare decoder leaves the prefix out.
+        self.prefix = "model." if any(name.startswith("model.") for name in self.shapes) else ""
 
     def _open(self, path: Path) -> None:
         try:
@@ -96,7 +76,7 @@ class HFCheckpoint:
             raise ModelError(f"{path} is not a whole safetensors file ({error}); fetch it again") from error
         for name in file.keys():
             view = file.get_slice(name)
-            if view.get_dtype() not in FLOAT_DTYPES and not self.is_ignorable(name):
+            if view.get_dtype() not in FLOAT_DTYPES and not name.endswith(IGNORABLE):
                 raise ModelError(
                     f"{path}: tensor {name!r} is stored as {view.get_dtype()}: quantized checkpoints are not "
                     "supported; use the model's unquantized version, or a GGUF file"
@@ -104,23 +84,24 @@ class HFCheckpoint:
             self.shapes[name] = tuple(view.get_shape())
             self.files[name] = file
 
-    def locations(self, name: str, config: ModelConfig) -> list[Location]:
-        """See :class:`Checkpoint`. A folder saved from the bare decoder leaves out the prefix ``model.``."""
-        if name == "lm_head.weight":
-            return [Location((name,))]
-        return [
-            Location(tuple(prefix + stored for stored in place.names), place.stack, place.half)
-            for prefix in ("model.", "")
-            for place in _hf_places(name, config.num_experts)
-        ]
-
-    def is_ignorable(self, name: str) -> bool:
-        """See :class:`Checkpoint`: old checkpoints carry the rotary frequencies, which follow from the config."""
-        return name.endswith("rotary_emb.inv_freq")
+    def locations(self, name: str) -> list[Location]:
+        """See :class:`Checkpoint`."""
+        return _hf_places(name if name == "lm_head.weight" else self.prefix + name, self.num_experts)
 
     def read(self, name: str) -> torch.Tensor:
         """See :class:`Checkpoint`; mapped from disk, not copied."""
         return self.files[name].get_tensor(name)
+
+
+def _find_files(folder: Path) -> list[Path]:
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if (content := read_json(index)) is None:
+        raise no_safetensors(folder)
+    if not isinstance(content.get("weight_map"), dict):
+        raise ModelError(f"{index} has no weight_map; fetch the model again")
+    return [folder / name for name in sorted(set(map(str, content["weight_map"].values())))]
 
 
 def _hf_places(name: str, num_experts: int) -> list[Location]:
@@ -144,38 +125,26 @@ def _hf_places(name: str, num_experts: int) -> list[Location]:
     return [*per_expert, Location((fused,), half=half)]
 
 
-GGUF_NAMES = {
-    "embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output", "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down", "mlp.router": "ffn_gate_inp", "mlp.experts.gate_proj": "ffn_gate_exps",
-    "mlp.experts.up_proj": "ffn_up_exps", "mlp.experts.down_proj": "ffn_down_exps",
-}
-
-
-class GGUFCheckpoint:
+class GGUFCheckpoint(Checkpoint):
     """A GGUF file; every tensor is dequantized to float32."""
 
     def __init__(self, path: Path, config: ModelConfig):
+        import gguf
+
         self.file = read_gguf(path)
         self.shapes = {name: tensor.shape for name, tensor in self.file.tensors.items()}
+        architecture = self.file.metadata["general.architecture"]
+        self.names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_layers)
         heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
         # Only the "llama" architecture is stored with rotary pairs interleaved.
-        self.heads = heads if self.file.metadata.get("general.architecture") == "llama" else {}
+        self.heads = heads if architecture == "llama" else {}
 
-    def locations(self, name: str, config: ModelConfig) -> list[Location]:
-        """See :class:`Checkpoint`."""
-        layer, stem = re.fullmatch(r"(?:layers\.(\d+)\.)?(.+)", name).groups()
-        stem, dot, suffix = stem.rpartition(".")
-        if suffix not in ("weight", "bias"):
-            stem, suffix = f"{stem}{dot}{suffix}", "weight"
-        prefix = "" if layer is None else f"blk.{layer}."
-        return [Location((f"{prefix}{GGUF_NAMES[stem]}.{suffix}",))]
-
-    def is_ignorable(self, name: str) -> bool:
-        """See :class:`Checkpoint`: RoPE divisors are part of the config."""
-        return name == "rope_freqs.weight"
+    def locations(self, name: str) -> list[Location]:
+        """See :class:`Checkpoint`. The ``gguf`` package knows the name of each tensor of a Hugging Face folder."""
+        suffix = ".bias" if name.endswith(".bias") else ".weight"
+        stem = name.removesuffix(suffix).replace("mlp.router", "mlp.gate")
+        stored = self.names.get_name(f"model.{stem}") or self.names.get_name(stem) or stem
+        return [Location((f"{stored}{suffix}",))]
 
     def read(self, name: str) -> torch.Tensor:
         """See :class:`Checkpoint`."""

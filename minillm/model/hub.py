@@ -95,12 +95,17 @@ def _check_path(path: Path) -> Path:
         advice = f"for the GGUF file in it give {inside[0]}" if inside else "give a Hugging Face model folder"
         raise ModelError(f"{path} holds no config.json; {advice}")
     if not any(path.glob("*.safetensors")):
-        pickles = " (only pickled .bin files, which may run code when read)" if any(path.glob("*.bin")) else ""
-        raise ModelError(
-            f"{path} holds no .safetensors weights{pickles}; use a version of the model that has them, or convert it: "
-            "load it with transformers where you trust it, and save_pretrained() it"
-        )
+        raise no_safetensors(path)
     return path
+
+
+def no_safetensors(folder: Path) -> ModelError:
+    """The error for a folder without weights that can be read, and what to do."""
+    pickles = " (only pickled .bin files, which may run code when read)" if any(folder.glob("*.bin")) else ""
+    return ModelError(
+        f"{folder} holds no model.safetensors{pickles}; use a version of the model that has it, or convert it: "
+        "load it with transformers where you trust it, and save_pretrained() it"
+    )
 
 
 def _hub_model(model: str, progress: bool) -> Path:

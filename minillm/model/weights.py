@@ -6,63 +6,42 @@ halves of q and k a half head apart; experts are stacked, [num_experts, out, in]
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from minillm.errors import ModelError
-from minillm.model.checkpoint import Checkpoint, Location, open_checkpoint
+from minillm.model.checkpoint import IGNORABLE, Checkpoint, Location, open_checkpoint
 from minillm.model.config import ModelConfig
 from minillm.model.converted import keep_converted, load_converted
+from minillm.model.decoder import Decoder
+from minillm.model.layers import WeightReader
+
+HEAD = "lm_head.weight"
+
+
+class _Recorder(WeightReader):
+    """Notes the weights that a decoder asks for, and hands out tensors without values."""
+
+    def __init__(self) -> None:
+        super().__init__({}, dtype="float32", device=torch.device("meta"))
+        self.shapes: dict[str, tuple[int, ...]] = {}
+
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        self.shapes[name] = shape
+        return torch.empty(shape, device=self.device)
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that a model of ``config`` has; ``lm_head.weight`` only where it is untied."""
-    shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (config.vocab_size, config.hidden_size)}
-    for layer in range(config.num_layers):
-        sparse = bool(config.sparse_layers) and config.sparse_layers[layer]
-        block = _attention(config) | (_experts(config) if sparse else _mlp(config))
-        shapes |= {f"layers.{layer}.{name}": shape for name, shape in block.items()}
-    shapes["norm.weight"] = (config.hidden_size,)
-    if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
-    return shapes
+    """Name and shape of every tensor that a model of ``config`` has: those that its :class:`Decoder` asks for.
 
-
-def _attention(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    hidden, query = config.hidden_size, config.num_heads * config.head_dim
-    key = config.num_kv_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (hidden,)}
-    for name, out_features in (("q", query), ("k", key), ("v", key)):
-        shapes[f"self_attn.{name}_proj.weight"] = (out_features, hidden)
-        if config.qkv_bias:
-            shapes[f"self_attn.{name}_proj.bias"] = (out_features,)
-    shapes["self_attn.o_proj.weight"] = (hidden, query)
-    if config.o_bias:
-        shapes["self_attn.o_proj.bias"] = (hidden,)
-    if config.qk_norm:
-        shapes |= {f"self_attn.{name}_norm.weight": (config.head_dim,) for name in "qk"}
-    return shapes | {"post_attention_layernorm.weight": (hidden,)}
-
-
-def _mlp(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    wide, hidden = config.intermediate_size, config.hidden_size
-    matrices = {"gate_proj": (wide, hidden), "up_proj": (wide, hidden), "down_proj": (hidden, wide)}
-    shapes: dict[str, tuple[int, ...]] = {f"mlp.{name}.weight": shape for name, shape in matrices.items()}
-    if config.mlp_bias:
-        shapes |= {f"mlp.{name}.bias": shape[:1] for name, shape in matrices.items()}
-    return shapes
-
-
-def _experts(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    count, wide, hidden = config.num_experts, config.moe_intermediate_size, config.hidden_size
-    return {
-        "mlp.router.weight": (count, hidden),
-        "mlp.experts.gate_proj": (count, wide, hidden),
-        "mlp.experts.up_proj": (count, wide, hidden),
-        "mlp.experts.down_proj": (count, hidden, wide),
-    }
+    ``lm_head.weight`` is among them only where it is untied.
+    """
+    recorder = _Recorder()
+    Decoder(config, recorder)
+    return recorder.shapes
 
 
 def load_weights(path: str | Path, config: ModelConfig) -> dict[str, torch.Tensor]:
@@ -81,7 +60,7 @@ def load_weights(path: str | Path, config: ModelConfig) -> dict[str, torch.Tenso
     if is_gguf and (kept := load_converted(path, expected)) is not None:
         return kept
     checkpoint = open_checkpoint(path, config)
-    places = _locate_all(checkpoint, config, str(path))
+    places = _locate_all(checkpoint, expected, str(path))
     title = "Converting weights, once" if is_gguf else "Loading weights"
     with tqdm(total=len(places), desc=title, unit="tensor", delay=1.0, leave=False, disable=None) as bar:
         def read(name: str) -> torch.Tensor:
@@ -95,10 +74,10 @@ def load_weights(path: str | Path, config: ModelConfig) -> dict[str, torch.Tenso
         return {name: read(name) for name in places}
 
 
-def _locate_all(checkpoint: Checkpoint, config: ModelConfig, path: str) -> dict[str, Location]:
+def _locate_all(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]], path: str) -> dict[str, Location]:
     stored, places, used = checkpoint.shapes, {}, set()
-    for name, shape in expected_tensors(config).items():
-        alternatives = checkpoint.locations(name, config)
+    for name, shape in expected.items():
+        alternatives = checkpoint.locations(name)
         place = next((a for a in alternatives if any(part in stored for part in a.names)), alternatives[0])
         for part in place.names:
             if part not in stored:
@@ -110,9 +89,9 @@ def _locate_all(checkpoint: Checkpoint, config: ModelConfig, path: str) -> dict[
                 )
         places[name] = place
         used.update(place.names)
-    if config.tie_word_embeddings:
-        used.update(part for place in checkpoint.locations("lm_head.weight", config) for part in place.names)
-    extra = sorted(name for name in stored if name not in used and not checkpoint.is_ignorable(name))
+    if HEAD not in expected:  # a tied head, which the file may hold all the same
+        used.update(checkpoint.locations(HEAD)[0].names)
+    extra = sorted(name for name in stored if name not in used and not name.endswith(IGNORABLE))
     if extra:
         raise ModelError(
             f"{path} holds {len(extra)} tensor(s) that its config has no place for, the first {extra[0]!r}; "
@@ -122,7 +101,7 @@ def _locate_all(checkpoint: Checkpoint, config: ModelConfig, path: str) -> dict[
 
 
 def _hint(name: str) -> str:
-    if name == "lm_head.weight":
+    if name == HEAD:
         return "its config says tie_word_embeddings = false; if the head is tied to the embedding, set it to true"
     return "fetch the model again"
 

@@ -11,8 +11,6 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from minillm.model.checkpoint import GGUF_NAMES
-
 SIZES = {"vocab_size": 67, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
          "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64}
 SPARSE = {"num_experts_per_tok": 2, "moe_intermediate_size": 20}
@@ -66,13 +64,10 @@ def interleave_rotary_pairs(weight: np.ndarray, num_heads: int) -> np.ndarray:
     return weight[rows]
 
 
-def gguf_name(name: str) -> str:
-    prefix, stem = "", name
-    if name.startswith("layers."):
-        _, layer, stem = name.split(".", 2)
-        prefix = f"blk.{layer}."
-    suffix = ".bias" if stem.endswith(".bias") else ".weight"
-    return prefix + GGUF_NAMES[stem.removesuffix(".weight").removesuffix(".bias")] + suffix
+def gguf_name(name: str, names: gguf.TensorNameMap) -> str:
+    suffix = ".bias" if name.endswith(".bias") else ".weight"
+    stem = name.removesuffix(suffix).replace("mlp.router", "mlp.gate")
+    return names.get_name(stem if stem == "lm_head" else f"model.{stem}") + suffix
 
 
 def write_gguf(path: Path, model, *, kind=None, metadata: dict | None = None, extra: dict | None = None) -> Path:
@@ -101,15 +96,16 @@ def write_gguf(path: Path, model, *, kind=None, metadata: dict | None = None, ex
     for key, value in (metadata or {}).items():
         writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
     for name, tensor in canonical(model).items():
         values = tensor.float().numpy()
         projection = name.split(".")[-2]
         if architecture == "llama" and projection in heads:
             values = interleave_rotary_pairs(values, heads[projection])
         if kind is None or values.ndim == 1:
-            writer.add_tensor(gguf_name(name), values)
+            writer.add_tensor(gguf_name(name, names), values)
         else:
-            writer.add_tensor(gguf_name(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
+            writer.add_tensor(gguf_name(name, names), gguf.quants.quantize(values, kind), raw_dtype=kind)
     for name, values in (extra or {}).items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()
