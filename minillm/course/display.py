@@ -42,7 +42,8 @@ class Shown:
     def html(self) -> str:
         """The picture with its alternative text, and the numbers in a fold below."""
         picture = base64.b64encode(self.png).decode("ascii")
-        image = f'<img alt="{escape(self.alt)}" width="{self.width}" src="data:image/png;base64,{picture}">'
+        image = (f'<img alt="{escape(self.alt)}" width="{self.width}" style="max-width: 100%; height: auto" '
+                 f'src="data:image/png;base64,{picture}">')  # a widget has no style of the page's to keep it inside
         return f"<div>{image}</div>" + html.details("The numbers behind the figure", html.table(self.header, self.rows))
 
 

@@ -1,6 +1,8 @@
-"""Notebook 00 in a real browser: opened in JupyterLab, run to the end, answered, looked at."""
+"""Every notebook in a real browser: opened in JupyterLab, run to the end, answered, its sliders moved, looked at."""
 
+import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -12,153 +14,262 @@ from pathlib import Path
 import pytest
 
 from minillm.course.execute import work_copy
+from minillm.course.quizzes import Question, load_questions
 
-NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "00_one_token_end_to_end.ipynb"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-REQUIRED = os.environ.get("MINILLM_REQUIRE_BROWSER") == "1"
-RUN_S = 400
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+READY_S, RUN_S = 120, 400
 TOKEN = "a-token-of-this-test"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
          "--disable-sync", "--no-first-run"]
+WIDE, NARROW = {"width": 1280, "height": 1400}, {"width": 800, "height": 1400}
+SETTINGS = {
+    "notebook-extension/tracker": {"windowingMode": "none"},  # all cells in the page, not only those in sight
+    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+}
+# What JupyterLab itself knows of the notebook in front. `dialog` is any modal that stands in a reader's way.
+STATE = """() => {
+  const panel = window.jupyterapp?.shell?.currentWidget, context = panel?.context;
+  const session = context?.sessionContext, kernel = session?.session?.kernel;
+  const cells = (context?.isReady && panel.content.widgets || []).filter(cell => cell.model.type === 'code');
+  return {
+    dialog: document.querySelector('.jp-Dialog')?.innerText ?? null,
+    ready: Boolean(window.labRestored && cells.length && session.isReady && kernel
+                   && kernel.connectionStatus === 'connected' && kernel.status === 'idle'),
+    about: [window.labRestored, context?.isReady, session?.isReady, kernel?.connectionStatus, kernel?.status],
+    run: window.runAll ?? null,
+    cells: cells.map(cell => ({id: cell.model.id, count: cell.model.executionCount,
+      outputs: cell.model.outputs.toJSON().filter(o => o.output_type === 'error' || o.name === 'stderr')})),
+  }; }"""
 
-pytestmark = [pytest.mark.browser,
-              pytest.mark.skipif(not CHROMIUM and not REQUIRED,
-                                 reason="no Chromium here (MINILLM_REQUIRE_BROWSER=1 insists)")]
+pytestmark = pytest.mark.browser
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+class Lab:
+    """A JupyterLab of this test, on this machine alone, over copies as ``minillm course work`` makes them."""
+
+    def __init__(self, folder: Path):
+        self.root, self.log = folder / "notebooks", folder / "lab.log"
+        self.root.mkdir()
+        for name, value in SETTINGS.items():
+            path = folder / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
+            path.parent.mkdir(parents=True)
+            path.write_text(json.dumps(value))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+        environment = os.environ | {
+            "JUPYTER_CONFIG_DIR": str(folder / "config"), "JUPYTER_DATA_DIR": str(folder / "data"),
+            "JUPYTER_RUNTIME_DIR": str(folder / "runtime"), "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
+            "MINILLM_LIVE": "1", "PYTHONPATH": str(ROOT)}
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1",
+                 f"--port={self.url.rpartition(':')[2]}", f"--IdentityProvider.token={TOKEN}",
+                 "--ServerApp.port_retries=0", f"--ServerApp.root_dir={self.root}", "--LabApp.news_url=",
+                 "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+                 "--LabApp.expose_app_in_browser=True"],
+                env=environment, stdout=log, stderr=log)
+
+    def address_of(self, notebook: Path) -> str:
+        """Copy a notebook for its reader; the address at which it opens, in a fresh workspace."""
+        shutil.copy(notebook, self.root)
+        copy = Path(work_copy(self.root / notebook.name))
+        return f"{self.url}/lab/tree/{copy.relative_to(self.root)}?token={TOKEN}&reset"
+
+    def ask(self, path: str, method: str = "GET") -> bytes:
+        """One request to the server's own interface."""
+        request = urllib.request.Request(f"{self.url}/api{path}?token={TOKEN}", method=method)
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=20) as answer:
+            return answer.read()
+
+    def wait(self) -> None:
+        """Until the server answers."""
+        end_s = time.monotonic() + READY_S
+        while time.monotonic() < end_s and self.process.poll() is None:
+            try:
+                self.ask("")
+                return
+            except OSError:
+                time.sleep(0.3)
+        pytest.fail(f"JupyterLab did not start:\n{self.tail()}")
+
+    def tail(self) -> str:
+        """The end of the server's log."""
+        return self.log.read_text(errors="replace")[-2000:]
+
+    def end_kernels(self) -> None:
+        """One notebook's memory at a time."""
+        for session in json.loads(self.ask("/sessions")):
+            self.ask(f"/sessions/{session['id']}", "DELETE")
+
+    def close(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    server = Lab(tmp_path_factory.mktemp("lab"))
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def browser(browser_path):
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=browser_path, args=FLAGS)
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture
-def lab(tmp_path):
-    """JupyterLab on this machine alone, over a copy of notebook 00 as ``minillm course work`` makes it."""
-    notebooks = tmp_path / "notebooks"
-    notebooks.mkdir()
-    shutil.copy(NOTEBOOK, notebooks)
-    copy = Path(work_copy(notebooks / NOTEBOOK.name))
-    settings = tmp_path / "settings" / "@jupyterlab" / "notebook-extension" / "tracker.jupyterlab-settings"
-    settings.parent.mkdir(parents=True)
-    settings.write_text('{"windowingMode": "none"}')  # all cells in the page, not only those in sight
-    news = tmp_path / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
-    news.parent.mkdir(parents=True)
-    news.write_text('{"fetchNews": "false", "checkForUpdates": false}')
-    port = free_port()
-    environment = os.environ | {
-        "JUPYTER_CONFIG_DIR": str(tmp_path / "config"), "JUPYTER_DATA_DIR": str(tmp_path / "data"),
-        "JUPYTER_RUNTIME_DIR": str(tmp_path / "runtime"), "JUPYTERLAB_SETTINGS_DIR": str(tmp_path / "settings"),
-        "MINILLM_LIVE": "1", "PYTHONPATH": str(NOTEBOOK.parents[1])}
-    with open(tmp_path / "lab.log", "wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}",
-             f"--IdentityProvider.token={TOKEN}", "--ServerApp.port_retries=0", f"--ServerApp.root_dir={copy.parent}",
-             "--LabApp.news_url=", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"],
-            env=environment, stdout=log, stderr=log)
-    try:
-        wait_for(f"http://127.0.0.1:{port}/api?token={TOKEN}", process, tmp_path / "lab.log")
-        yield f"http://127.0.0.1:{port}/lab/tree/{copy.name}?token={TOKEN}&reset"
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+def page(lab, browser):
+    """An empty page; afterwards it is closed and its kernel is gone."""
+    context = browser.new_context(viewport=WIDE)
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    page.script_errors = []
+    page.on("pageerror", lambda error: page.script_errors.append(str(error)))
+    yield page
+    context.close()
+    lab.end_kernels()
 
 
-def wait_for(url: str, process: subprocess.Popen, log: Path) -> None:
-    end_s = time.monotonic() + 120
-    while time.monotonic() < end_s:
-        if process.poll() is not None:
-            break
-        try:
-            urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=5).close()
-            return
-        except OSError:
-            time.sleep(0.3)
-    pytest.fail(f"JupyterLab did not start:\n{log.read_text()[-2000:]}")
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_runs_in_a_browser(notebook, lab, page, tmp_path):
+    """Open, run all, answer a quiz right and wrong, move every slider, see every figure, in two widths for 00.
 
-
-def test_notebook_00_runs_in_a_browser(lab, tmp_path):
-    """Open, run all, answer a quiz, move a slider, see the figure change. Screenshots go to MINILLM_SCREENSHOTS."""
-    from playwright.sync_api import sync_playwright
-
+    Screenshots go to MINILLM_SCREENSHOTS.
+    """
     shots = Path(os.environ.get("MINILLM_SCREENSHOTS", tmp_path))
     shots.mkdir(parents=True, exist_ok=True)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        page = browser.new_page(viewport={"width": 1280, "height": 1400})
-        page.set_default_timeout(60_000)
-        errors: list[str] = []
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto(lab)
-        page.wait_for_selector(".jp-Notebook .jp-Cell")
-        page.wait_for_selector('[data-status="idle"], .jp-Notebook-ExecutionIndicator[data-status="idle"]')
-        start_running(page)
-        wait_until_run(page)
-        assert page.locator('.jp-OutputArea-output[data-mime-type="application/vnd.jupyter.stderr"]').count() == 0
-        answer_a_quiz(page)
-        page.screenshot(path=shots / "notebook-00-quiz.png")
-        move_a_slider(page)
-        page.screenshot(path=shots / "notebook-00-slider.png")
-        see_the_figures(page, shots)
-        assert not errors
-        browser.close()
+    number, absent = notebook.name[:2], json.loads(notebook.read_text("utf-8"))["metadata"]["minillm"]["absent"]
+    open_notebook(page, lab, notebook)
+    run_all(page, lab)
+    if "retrieval checks" not in absent:
+        answer_a_quiz(page, load_questions(number))
+        page.screenshot(path=shots / f"notebook-{number}-quiz.png")
+    move_sliders(page)
+    page.screenshot(path=shots / f"notebook-{number}-slider.png")
+    see_the_figures(page, shots / f"notebook-{number}-figure")
+    if number == "00":
+        page.set_viewport_size(NARROW)
+        see_the_figures(page, shots / f"notebook-{number}-narrow")
+    assert not page.script_errors
 
 
-def start_running(page) -> None:
-    """Run all cells. JupyterLab drops the command while it is still connecting to the kernel: ask until one starts."""
-    for _ in range(12):
-        page.click(".lm-MenuBar-itemLabel >> text=Run")
-        page.click('.lm-Menu-item[data-command="runmenu:run-all"]')
-        page.wait_for_timeout(5000)
-        prompts = page.locator(".jp-CodeCell .jp-InputPrompt").all_text_contents()
-        if any(prompt.strip() != "[ ]:" for prompt in prompts):
-            return
-    pytest.fail("no cell began to run")
+def test_runs_when_the_list_of_kernels_comes_late(lab, page):
+    """Run All before a kernel is there opens a modal "Select Kernel" over the page: the tests wait for the kernel."""
+    folder = lab.root / "late"
+    folder.mkdir()
+    notebook = folder / "90_late.ipynb"
+    shutil.copy(NOTEBOOKS[0], notebook)
+    content = json.loads(notebook.read_text("utf-8"))
+    content["cells"] = [cell | {"source": "1 + 1"} for cell in content["cells"] if cell["cell_type"] == "code"][:1]
+    notebook.write_text(json.dumps(content), "utf-8")
+    page.route(re.compile("/api/kernelspecs"), lambda route: (page.wait_for_timeout(4000), route.continue_()))
+    open_notebook(page, lab, notebook)
+    run_all(page, lab)
 
 
-def wait_until_run(page) -> None:
-    """Until the last code cell (the glossary) shows its table; a cell that fails ends the wait at once."""
-    end_s = time.monotonic() + RUN_S
-    while time.monotonic() < end_s:
-        failed = page.locator('.jp-OutputArea-output[data-mime-type="application/vnd.jupyter.error"]')
-        assert failed.count() == 0, failed.first.inner_text()
-        state = page.evaluate("""() => {
-            const prompts = [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')].map(e => e.textContent);
-            return [prompts.length, prompts.filter(p => /\\[(\\*| )\\]/.test(p)).length]; }""")
-        if state[0] and not state[1]:
-            return
-        page.wait_for_timeout(500)
-    pytest.fail(f"the notebook had not finished after {RUN_S} s")
+def open_notebook(page, lab: Lab, notebook: Path) -> None:
+    """Until JupyterLab is restored, the notebook loaded, and its kernel connected and idle."""
+    page.goto(lab.address_of(notebook))
+    page.wait_for_function("() => window.jupyterapp")
+    page.evaluate("() => { window.jupyterapp.restored.then(() => { window.labRestored = true; }); }")
+    wait_for(page, lab, lambda state: state["ready"], READY_S)
 
 
-def answer_a_quiz(page) -> None:
-    button = page.locator(".jp-OutputArea-output button.jupyter-button", has_text="b").first
-    button.scroll_into_view_if_needed()
-    button.click()
-    page.wait_for_selector(".widget-html-content >> text=Right.")
+def run_all(page, lab: Lab) -> None:
+    """Run All, as the menu does, until the last cell; a cell that fails ends the wait at once."""
+    page.evaluate("""() => {
+        window.runAll = 'running';
+        window.jupyterapp.commands.execute('notebook:run-all-cells')
+            .then(() => { window.runAll = 'ended'; }, error => { window.runAll = 'failed: ' + error; }); }""")
+    state = wait_for(page, lab, lambda state: state["run"] != "running", RUN_S)
+    assert state["run"] == "ended"
+    assert all(cell["count"] for cell in state["cells"]), state["cells"]
 
 
-def move_a_slider(page) -> None:
-    handle = page.locator(".jp-OutputArea-output .noUi-handle").first
-    handle.scroll_into_view_if_needed()
-    picture = page.locator(".jp-OutputArea-output .widget-html-content img").first
-    before = picture.get_attribute("alt")
-    handle.focus()
-    page.keyboard.press("ArrowRight")
-    page.wait_for_function(
-        "before => document.querySelector('.jp-OutputArea-output .widget-html-content img').alt !== before", arg=before)
+def wait_for(page, lab: Lab, done, limit_s: float) -> dict:
+    """Poll STATE until ``done(state)``. "Select Kernel" gets its default; another modal, or an error, fails at once."""
+    end_s = time.monotonic() + limit_s
+    while True:
+        state = page.evaluate(STATE)
+        if state["dialog"] is not None:
+            if "Select Kernel" not in state["dialog"]:
+                pytest.fail(f"JupyterLab asks:\n{state['dialog']}\nIts log ends:\n{lab.tail()}")
+            page.locator(".jp-Dialog .jp-mod-accept").click()
+        failed = [cell for cell in state["cells"] if cell["outputs"]]
+        assert not failed, failed
+        if done(state):
+            return state
+        if time.monotonic() > end_s:
+            pytest.fail(f"not there after {limit_s} s: {state['about']}, {state['run']}\n{lab.tail()}")
+        page.wait_for_timeout(200)
+
+
+def answer_a_quiz(page, questions: list[Question]) -> None:
+    """One question, first wrong, then right, each with its reason."""
+    question = next((question for question in questions if question.choices), questions[0])
+    form = page.locator(".jp-OutputArea-output .widget-vbox .widget-vbox").filter(has_text=plain(question.question))
+    form.scroll_into_view_if_needed()
+    for correct, words in ((False, "Not so."), (True, "Right.")):
+        if question.choices:
+            index = next(i for i, choice in enumerate(question.choices) if choice.correct == correct)
+            reason = question.choices[index].why
+            form.locator("button").nth(index).click()
+        else:
+            reason = question.why if correct else ""
+            form.locator("input").fill(f"{question.low if correct else question.high * 1e6} {question.unit}")
+            form.locator("button").click()
+        form.filter(has_text=f"{words} {plain(reason)}").wait_for()
+
+
+def plain(text: str) -> str:
+    """A text as the page shows it."""
+    return text.replace("`", "")
+
+
+def move_sliders(page) -> None:
+    """Each slider changes the figure below it."""
+    from playwright.sync_api import expect
+
+    forms = page.locator(".jp-OutputArea-output .widget-vbox:has(.noUi-handle)")
+    assert forms.count() or page.locator(".jp-OutputArea-output .noUi-handle").count() == 0
+    for index in range(forms.count()):
+        form = forms.nth(index)
+        picture = form.locator("img")
+        for handle in form.locator(".noUi-handle").all():
+            before = picture.get_attribute("src")
+            at_end = handle.get_attribute("aria-valuenow") == handle.get_attribute("aria-valuemax")
+            handle.scroll_into_view_if_needed()
+            handle.focus()
+            page.keyboard.press("ArrowLeft" if at_end else "ArrowRight")
+            expect(picture).not_to_have_attribute("src", before, timeout=30_000)
 
 
 def see_the_figures(page, shots: Path) -> None:
-    figures = page.locator(".jp-OutputArea-output img[alt]")
-    assert figures.count() >= 4
-    for index in range(figures.count()):
-        figure = figures.nth(index)
+    """Every picture that a cell made is drawn, large enough, described, and inside the notebook's width."""
+    figures = page.locator(".jp-OutputArea-output img")
+    assert figures.count()
+    right_edge = page.evaluate("""() => { const area = document.querySelector('.jp-WindowedPanel-outer');
+        return area.getBoundingClientRect().left + area.clientWidth; }""")
+    for index, figure in enumerate(figures.all()):
         figure.scroll_into_view_if_needed()
-        box = figure.bounding_box()
-        assert box and box["width"] > 400 and box["height"] > 100
-        figure.screenshot(path=shots / f"notebook-00-figure-{index}.png")
+        box, alt = figure.bounding_box(), figure.get_attribute("alt")
+        assert alt and len(alt.split()) >= 5, f"figure {index} has no description"
+        assert figure.evaluate("picture => picture.complete && picture.naturalWidth > 0"), alt
+        assert box and box["width"] >= 300 and box["height"] > 60, (alt, box)
+        assert box["x"] + box["width"] <= right_edge + 1, f"too wide for the page: {alt}"
+        figure.screenshot(path=f"{shots}-{index}.png")
