@@ -20,6 +20,8 @@ _COLORS = {"load": "#8c8c8c"} | {stage: PALETTE[i] for stage, i in (
     ("tokenize", 2), ("queue", 5), ("prefill", 0), ("decode", 1), ("sample", 6), ("detokenize", 3), ("deliver", 4))}
 _PIXEL = 1 / 700  # of a panel's width
 _YOURS = PALETTE[2]  # of the reader's own values: no colour that a stage with a bar of its own has
+# Shades under black letters, told apart from their neighbours by lightness too.
+_TOKEN_SHADES = ("#cfe5f5", "#ffe0b8", "#d5efe4", "#f3dbe9")
 _HATCHES = {"load": "", "prefill": "//", "decode": "", "tokenize": "..", "detokenize": "xx", "deliver": "--"}
 
 
@@ -180,3 +182,31 @@ def _paired_bars(axes: Any, names: Sequence[Any], recorded: Sequence[float], you
     axes.annotate("floor = 1", (1, 1), (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
                   fontsize=8.5, va="center")
     axes.set_xticks(range(len(names)), names)
+
+
+def token_boxes(tokens: Sequence[bytes], *, finding: str, columns: int = 88) -> Shown:
+    """A text cut into its tokens, a box each, wrapped at ``columns`` characters; bytes that are no text as hex."""
+    labels = [_token_label(token) for token in tokens]
+    places, row, column = [], 0, 0
+    for label in labels:
+        if column and column + len(label) > columns:
+            row, column = row + 1, 0
+        places.append((row, column))
+        column += len(label)
+    figure, axes = canvas(7.5, 0.55 + 0.21 * (row + 1))
+    axes.set_axis_off()
+    axes.set(xlim=(0, columns), ylim=(row + 0.6, -0.6))
+    for index, (label, (y, x)) in enumerate(zip(labels, places, strict=True)):
+        axes.barh(y, len(label), left=x, height=0.86, color=_TOKEN_SHADES[index % len(_TOKEN_SHADES)], linewidth=0)
+        axes.text(x + len(label) / 2, y, label, ha="center", va="center", family="DejaVu Sans Mono", fontsize=7.6)
+    axes.set_title(finding, loc="left", fontsize=9.5)
+    shown = tokens[:200]
+    return show(figure, alt=finding, table={"token": [_token_label(token) for token in shown],
+                                            "bytes": [len(token) for token in shown]})
+
+
+def _token_label(token: bytes) -> str:
+    try:
+        return token.decode().replace(" ", "·").replace("\n", "↵").replace("\t", "→")
+    except UnicodeDecodeError:
+        return "".join(f"{byte:02x}" for byte in token)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from minillm.measure.distribution import percentile
@@ -29,6 +29,14 @@ def request_record(output: RequestOutput, trace: Trace, since_s: float | None = 
             "num_output_tokens": metrics.num_output_tokens,
             "first_token_s": metrics.first_token_s - start_s, "ttft_s": metrics.ttft_s, "tpot_s": metrics.tpot_s,
             "itl_s": metrics.itl_s, "e2e_s": metrics.e2e_s}
+
+
+def median_seconds(work: Callable[[], Any], *, device: str = "cpu", seconds: float = 0.2) -> float:
+    """Median seconds a call of ``work``: once to warm up, then repeated for about ``seconds``, at least 5 times, each
+    waited for on the device."""
+    from minillm.measure.bench import time_repeated
+
+    return statistics.median(time_repeated(work, device, seconds, min_rounds=5, warmup=1))
 
 
 def median_request(records: Sequence[Record]) -> Record:
