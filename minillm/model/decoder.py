@@ -12,7 +12,6 @@ from minillm.attention.base import AttentionBackend, StepTensors
 from minillm.model.config import ModelConfig
 from minillm.model.experts import Experts
 from minillm.model.layers import MLP, Attention, RMSNorm, WeightReader
-from minillm.model.linear import make_linear
 from minillm.model.rope import RotaryEmbedding
 
 
@@ -57,7 +56,7 @@ class Decoder:
         self.layers = [DecoderLayer(layer, config, reader) for layer in range(config.num_layers)]
         self.norm = RMSNorm(reader.vector("norm.weight", config.hidden_size), config.rms_norm_eps)
         if config.tie_word_embeddings:
-            self.head = make_linear(table, None, dtype=reader.dtype, device=self.device)
+            self.head = reader.make([table])
         else:
             self.head = reader.linear(["lm_head"], [config.vocab_size], config.hidden_size)
         self.embedding = self._embedding_table(table)

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from minillm.model.config import ModelConfig
 from minillm.model.layers import WeightReader, gated
-from minillm.model.linear import make_linear
 
 
 class Experts:
@@ -22,12 +21,10 @@ class Experts:
         inner, size = config.moe_intermediate_size, config.hidden_size
         self.top_k, self.normalize = config.num_experts_per_token, config.norm_topk_prob
         self.router = reader.linear([f"{prefix}.router"], [count], size)
-        gate_up = torch.cat([reader.take(f"{prefix}.experts.{name}_proj", count, inner, size)
-                             for name in ("gate", "up")], 1)
+        gate = reader.take(f"{prefix}.experts.gate_proj", count, inner, size)
+        up = reader.take(f"{prefix}.experts.up_proj", count, inner, size)
         down = reader.take(f"{prefix}.experts.down_proj", count, size, inner)
-        kernel = {"dtype": reader.dtype, "device": reader.device}
-        self.experts = [(make_linear(gate_up[i], None, **kernel), make_linear(down[i], None, **kernel))
-                        for i in range(count)]
+        self.experts = [(reader.make([gate[i], up[i]]), reader.make([down[i]])) for i in range(count)]
         self.num_bytes = self.router.num_bytes + sum(up.num_bytes + down.num_bytes for up, down in self.experts)
         expert_bytes = sum(linear.bytes_read for linear in self.experts[0])
         self.bytes_read = self.router.bytes_read + self.top_k * expert_bytes  # for one token

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -46,9 +46,13 @@ class WeightReader:
 
     def linear(self, names: list[str], sizes: list[int], num_inputs: int, *, bias: bool = False) -> Linear:
         """One linear layer that computes those of ``names`` (with ``sizes`` outputs each) behind one another."""
-        weight = _join([self.take(f"{name}.weight", size, num_inputs) for name, size in zip(names, sizes, strict=True)])
-        terms = _join([self.take(f"{name}.bias", size) for name, size in zip(names, sizes)]) if bias else None
-        return make_linear(weight, terms, dtype=self.dtype, device=self.device)
+        named = list(zip(names, sizes, strict=True))
+        weights = [self.take(f"{name}.weight", size, num_inputs) for name, size in named]
+        return self.make(weights, [self.take(f"{name}.bias", size) for name, size in named] if bias else [])
+
+    def make(self, weights: Sequence[Tensor], biases: Sequence[Tensor] = ()) -> Linear:
+        """One linear layer that computes those of ``weights``, each ``[out, in]``, behind one another."""
+        return make_linear(_join(weights), _join(biases) if biases else None, dtype=self.dtype, device=self.device)
 
     def finish(self) -> None:
         """Raise :class:`ModelError` if a weight was never asked for."""
@@ -57,7 +61,7 @@ class WeightReader:
             raise ModelError(f"{len(self.weights)} tensors in the model's files have no use in its config: {extra}")
 
 
-def _join(parts: list[Tensor]) -> Tensor:
+def _join(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

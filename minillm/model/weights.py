@@ -6,7 +6,7 @@ halves of q and k a half head apart; experts are stacked, [num_experts, out, in]
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -18,20 +18,24 @@ from minillm.model.config import ModelConfig
 from minillm.model.converted import keep_converted, load_converted
 from minillm.model.decoder import Decoder
 from minillm.model.layers import WeightReader
+from minillm.model.linear import DenseLinear, Linear
 
 HEAD = "lm_head.weight"
 
 
 class _Recorder(WeightReader):
-    """Notes the weights that a decoder asks for, and hands out tensors without values."""
+    """Notes the weights that a decoder asks for, and hands out tensors that take no memory."""
 
     def __init__(self) -> None:
-        super().__init__({}, dtype="float32", device=torch.device("meta"))
+        super().__init__({}, dtype="float32", device=torch.device("cpu"))
         self.shapes: dict[str, tuple[int, ...]] = {}
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         self.shapes[name] = shape
-        return torch.empty(shape, device=self.device)
+        return torch.zeros(()).expand(shape)  # (device="meta" would load torch's compiler: seconds)
+
+    def make(self, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor] = ()) -> Linear:
+        return DenseLinear(weights[0], None)
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
