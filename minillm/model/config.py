@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from minillm.errors import ModelError
 from minillm.model.gguf_config import hf_config
@@ -91,12 +91,8 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "attention_multiplier": (None,), "query_pre_attn_scalar": (None,), "qk_layernorm": (None, False),
     "attention_chunk_size": (None,), "no_rope_layers": (None, []), "num_shared_experts": (None, 0),
 }
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
-ROPE_KEYS = {
-    "rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "low_freq_factor",
-    "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate",
-    "partial_rotary_factor", "finetuned",
-}
+ROPE_TYPES = get_args(RopeType)
+ROPE_KEYS = {*ROPE_KINDS, "rope_type", "type", "partial_rotary_factor", "finetuned"}
 
 
 def load_config(path: str | Path) -> ModelConfig:
@@ -144,9 +140,10 @@ def config_from_hf(config: dict[str, Any], generation: dict[str, Any] | None = N
     if family not in tuple(FAMILY_DEFAULTS):  # a tuple may be asked for anything, a dictionary not for a list
         raise ModelError(f"model_type {family!r} is not supported; known: {', '.join(FAMILY_DEFAULTS)}")
     config = {**FAMILY_DEFAULTS[family], **given}
-    _refuse_unknown_switches(config, family)
     check_kinds(config, CONFIG_KINDS, "the model's config")
     check_kinds(generation or {}, CONFIG_KINDS, "generation_config.json")
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    _refuse_unknown_switches(config | scaling, family)
     for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
         _need(config, key)
     num_heads = config["num_attention_heads"]
@@ -168,7 +165,7 @@ def config_from_hf(config: dict[str, Any], generation: dict[str, Any] | None = N
         head_dim=head_dim,
         max_position_embeddings=_need(config, "max_position_embeddings"),
         rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        rope=_rope(config),
+        rope=_rope(config, scaling),
         tie_word_embeddings=config.get("tie_word_embeddings", False),
         qkv_bias=bias or family == "qwen2",
         o_bias=bias,
@@ -197,22 +194,19 @@ def _refuse_unknown_switches(config: dict[str, Any], family: str) -> None:
         raise ModelError("llama with a sliding_window is not supported; such models have model_type 'mistral'")
 
 
-def _rope(config: dict[str, Any]) -> RopeConfig:
-    """RoPE parameters, wherever the config holds them: ``rope_scaling``, ``rope_parameters`` or the top level."""
-    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+def _rope(config: dict[str, Any], scaling: dict[str, Any]) -> RopeConfig:
+    """RoPE parameters, wherever the config holds them: in ``scaling`` or at the top level."""
     unknown = sorted(set(scaling) - ROPE_KEYS)
     if unknown:
         raise ModelError(f"RoPE parameter {unknown[0]!r} is not supported; known: {', '.join(sorted(ROPE_KEYS))}")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind not in ROPE_TYPES:
         raise ModelError(f"RoPE type {kind!r} is not supported; known: {', '.join(ROPE_TYPES)}")
-    if scaling.get("partial_rotary_factor") not in (None, 1):
-        raise ModelError(f"partial_rotary_factor = {scaling['partial_rotary_factor']} is not supported (only 1 is)")
     check_kinds(scaling, ROPE_KINDS, "the model's RoPE scaling")
     theta = scaling.get("rope_theta", config.get("rope_theta", 10_000.0))
     if kind == "default":
         return RopeConfig(theta=float(theta))
-    options = {name: scaling[name] for name in RopeConfig.__dataclass_fields__ if scaling.get(name) is not None}
+    options = {key: scaling[key] for key in ROPE_KINDS if key != "rope_theta" and scaling.get(key) is not None}
     limit = config["max_position_embeddings"]
     if kind in ("llama3", "yarn"):
         original = config.get("original_max_position_embeddings") or options.get("original_max_position_embeddings")
@@ -225,26 +219,21 @@ def _rope(config: dict[str, Any]) -> RopeConfig:
             raise ModelError(f"RoPE type {kind!r} needs {name!r} in rope_scaling or rope_parameters")
     if kind == "llama3" and options["high_freq_factor"] <= options["low_freq_factor"]:
         raise ModelError("RoPE type 'llama3' needs a high_freq_factor above its low_freq_factor")
-    options.pop("type", None)
     return RopeConfig(theta=float(theta), type=kind, **options)
 
 
 def _sliding_window(config: dict[str, Any], family: str) -> tuple[int | None, ...]:
     """One window (in tokens) or ``None`` a layer."""
     num_layers, window = config["num_hidden_layers"], config.get("sliding_window")
-    if family.startswith("qwen") and not config.get("use_sliding_window"):
-        window = None
-    if window is None or family == "llama":
+    if window is None or family.startswith("qwen") and not config.get("use_sliding_window"):
         return (None,) * num_layers
-    kinds = config.get("layer_types")
-    if family in ("qwen2", "qwen3"):
-        full = config["max_window_layers"]
-        kinds = kinds or ["full_attention" if layer < full else "sliding_attention" for layer in range(num_layers)]
-    kinds = kinds or ["sliding_attention"] * num_layers
-    uniform = family not in ("qwen2", "qwen3")
+    may_mix = family in ("qwen2", "qwen3")
+    full = config["max_window_layers"] if may_mix else 0
+    by_position = ["full_attention" if layer < full else "sliding_attention" for layer in range(num_layers)]
+    kinds = config.get("layer_types") or by_position
     if len(kinds) != num_layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
         raise ModelError(f"layer_types must name full_attention or sliding_attention for each of {num_layers} layers")
-    if uniform and "full_attention" in kinds:
+    if not may_mix and "full_attention" in kinds:
         raise ModelError(f"{family} with layer_types that mix full and sliding attention is not supported")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from minillm.errors import ModelError
 from minillm.model.gguf_file import GGUFFile
-from minillm.model.kinds import GGUF_FILE_KINDS, GGUF_KINDS, check_kinds
+from minillm.model.kinds import ABOVE_ONE, COUNT, INDEX, NOT_NEGATIVE, POSITIVE, TEXT, Kind, check_kinds
 
 FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
 # Every id that ends a text: end of sequence, of turn, of message.
@@ -36,32 +36,30 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         ModelError: an architecture, RoPE scaling or switch that is not supported, a missing key, or a value of the
             wrong kind or out of range, by name.
     """
-    metadata = file.metadata
-    check_kinds(metadata, GGUF_FILE_KINDS, str(file.path))
-    architecture = metadata.get("general.architecture")
-    if architecture not in FAMILIES:
+    metadata, architecture = file.metadata, file.metadata.get("general.architecture")
+    if architecture not in tuple(FAMILIES):  # a tuple may be asked for anything, a dictionary not for a list
         raise ModelError(f"{file.path}: architecture {architecture!r} is not supported; known: {', '.join(FAMILIES)}")
-    if metadata.get("split.count", 1) > 1:
-        raise ModelError(f"{file.path} is one part of a split GGUF; join the parts first (llama-gguf-split --merge)")
+    if (parts := metadata.get("split.count", 1)) not in (0, 1):
+        raise ModelError(f"{file.path}: split.count = {parts!r}: join the parts first (llama-gguf-split --merge)")
     keys = _Keys(file, architecture)
     for key, neutral in NEUTRAL_VALUES.items():
-        if keys.get(key, neutral[0]) not in neutral:
-            raise ModelError(f"{file.path}: {architecture}.{key} = {keys.get(key)!r} is not supported")
+        if (value := metadata.get(f"{architecture}.{key}", neutral[0])) not in neutral:
+            raise ModelError(f"{file.path}: {architecture}.{key} = {value!r} is not supported")
     family = FAMILIES[architecture]
     config: dict[str, Any] = {
         "model_type": family,
         "vocab_size": file.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in file.tensors else None,
-        "hidden_size": keys.need("embedding_length"),
-        "intermediate_size": keys.need("feed_forward_length"),
-        "num_hidden_layers": keys.need("block_count"),
-        "num_attention_heads": keys.need("attention.head_count"),
-        "max_position_embeddings": keys.need("context_length"),
-        "rms_norm_eps": keys.need("attention.layer_norm_rms_epsilon"),
+        "hidden_size": keys.need("embedding_length", COUNT),
+        "intermediate_size": keys.need("feed_forward_length", COUNT),
+        "num_hidden_layers": keys.need("block_count", COUNT),
+        "num_attention_heads": keys.need("attention.head_count", COUNT),
+        "num_key_value_heads": keys.get("attention.head_count_kv", COUNT),
+        "max_position_embeddings": keys.need("context_length", COUNT),
+        "rms_norm_eps": keys.need("attention.layer_norm_rms_epsilon", POSITIVE),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": [metadata[f"tokenizer.ggml.{k}"] for k in END_KEYS if f"tokenizer.ggml.{k}" in metadata],
     }
-    config["num_key_value_heads"] = keys.get("attention.head_count_kv", config["num_attention_heads"])
     config["head_dim"] = _head_dim(keys, config)
     config["rope_parameters"] = _rope(keys, config)
     return config | _switches(keys, family)
@@ -73,18 +71,17 @@ class _Keys:
     def __init__(self, file: GGUFFile, architecture: str):
         self.file, self.architecture = file, architecture
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, kind: Kind, default: Any = None) -> Any:
         value = self.file.metadata.get(f"{self.architecture}.{key}", default)
         if isinstance(value, list):
             if not value or any(entry != value[0] for entry in value):
                 raise ModelError(f"{self.file.path}: {self.architecture}.{key} differs between layers: not supported")
             value = value[0]
-        if value is not None and key in GGUF_KINDS:
-            check_kinds({key: value}, {key: GGUF_KINDS[key]}, f"{self.file.path}: {self.architecture}")
+        check_kinds({key: value}, {key: kind.or_null()}, f"{self.file.path}: {self.architecture}")
         return value
 
-    def need(self, key: str) -> Any:
-        value = self.get(key)
+    def need(self, key: str, kind: Kind) -> Any:
+        value = self.get(key, kind)
         if value is None:
             raise ModelError(f"{self.file.path} lacks the key {self.architecture}.{key}")
         return value
@@ -92,31 +89,28 @@ class _Keys:
 
 def _head_dim(keys: _Keys, config: dict[str, Any]) -> int:
     default = config["hidden_size"] // config["num_attention_heads"]
-    head_dim = keys.get("attention.key_length", keys.get("rope.dimension_count", default))
+    head_dim = keys.get("attention.key_length", COUNT, keys.get("rope.dimension_count", COUNT, default))
     for key in ("attention.value_length", "rope.dimension_count"):
-        if keys.get(key, head_dim) != head_dim:
-            raise ModelError(
-                f"{keys.file.path}: {keys.architecture}.{key} = {keys.get(key)} differs from the head's {head_dim}: "
-                "not supported"
-            )
+        if (other := keys.get(key, COUNT, head_dim)) != head_dim:
+            raise ModelError(f"{keys.file.path}: {keys.architecture}.{key} = {other} beside {head_dim}: not supported")
     return head_dim
 
 
 def _switches(keys: _Keys, family: str) -> dict[str, Any]:
     """Biases, sliding window and experts."""
-    tensors, window = keys.file.tensors, keys.get("attention.sliding_window")
+    tensors, window = keys.file.tensors, keys.get("attention.sliding_window", INDEX)
     config: dict[str, Any] = {
         "attention_bias": family != "qwen2" and "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
     }
-    num_experts = keys.get("expert_count", 0)
+    num_experts = keys.get("expert_count", INDEX)
     if num_experts:
-        config |= {"num_experts": num_experts, "num_experts_per_tok": keys.need("expert_used_count")}
+        config |= {"num_experts": num_experts, "num_experts_per_tok": keys.need("expert_used_count", COUNT)}
         config |= {"norm_topk_prob": True}  # as llama.cpp computes both sparse families
         if family == "llama":
             config |= {"model_type": "mixtral", "num_local_experts": num_experts}
         else:
-            config["moe_intermediate_size"] = keys.need("expert_feed_forward_length")
+            config["moe_intermediate_size"] = keys.need("expert_feed_forward_length", COUNT)
     if window:
         if family != "llama":
             raise ModelError(f"{keys.file.path}: {keys.architecture}.attention.sliding_window is not supported")
@@ -125,23 +119,23 @@ def _switches(keys: _Keys, family: str) -> dict[str, Any]:
 
 
 def _rope(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
-    rope: dict[str, Any] = {"rope_theta": keys.get("rope.freq_base", 10_000.0), "rope_type": "default"}
-    kind, factor = keys.get("rope.scaling.type"), keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0))
-    kind = kind or ("linear" if factor else "none")
+    rope: dict[str, Any] = {"rope_theta": keys.get("rope.freq_base", ABOVE_ONE, 10_000.0), "rope_type": "default"}
+    factor = keys.get("rope.scaling.factor", NOT_NEGATIVE, keys.get("rope.scale_linear", NOT_NEGATIVE, 0))
+    kind = keys.get("rope.scaling.type", TEXT, "linear" if factor else "none")
     if "rope_freqs.weight" in keys.file.tensors:
         if kind != "none":
             raise ModelError(f"{keys.file.path}: rope_freqs.weight together with {kind} RoPE scaling is not supported")
         return rope | _llama3_scaling(keys.file, rope["rope_theta"], config["head_dim"])
     if kind == "none" or (kind == "linear" and factor in (0, 1)):
         return rope
-    rope |= {"rope_type": kind, "factor": keys.need("rope.scaling.factor") if kind == "yarn" else factor}
+    rope |= {"rope_type": kind, "factor": factor}
     if kind == "yarn":
-        rope["original_max_position_embeddings"] = keys.get("rope.scaling.original_context_length")
-        rope["beta_fast"] = keys.get("rope.scaling.yarn_beta_fast")
-        rope["beta_slow"] = keys.get("rope.scaling.yarn_beta_slow")
-        scale = keys.get("rope.scaling.attn_factor", keys.get("rope.scaling.yarn_attn_factor", 1.0))
+        rope["factor"] = factor = keys.need("rope.scaling.factor", POSITIVE)
+        rope["original_max_position_embeddings"] = keys.get("rope.scaling.original_context_length", COUNT)
+        rope["beta_fast"] = keys.get("rope.scaling.yarn_beta_fast", POSITIVE)
+        rope["beta_slow"] = keys.get("rope.scaling.yarn_beta_slow", POSITIVE)
+        scale = keys.get("rope.scaling.attn_factor", POSITIVE, keys.get("rope.scaling.yarn_attn_factor", POSITIVE, 1.0))
         # llama.cpp multiplies YaRN's own factor (Peng et al. 2023, section 3.4) by this one.
-        factor = rope["factor"] or 1.0  # 0 is refused with the rest of the config
         rope["attention_factor"] = scale * (0.1 * math.log(factor) + 1.0) if scale != 1 else None
     return rope
 

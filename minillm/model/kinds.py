@@ -1,4 +1,4 @@
-"""What a value in a model's file must be: a table a format, from key to :class:`Kind`, checked in one go. No torch."""
+"""What a value in a model's file must be: tables from key to :class:`Kind`. No torch."""
 
 from __future__ import annotations
 
@@ -67,23 +67,6 @@ ROPE_KINDS: dict[str, Kind] = {
                     POSITIVE.or_null()),
     **dict.fromkeys(("mscale", "mscale_all_dim"), NOT_NEGATIVE.or_null()),
     "rope_theta": ABOVE_ONE, "original_max_position_embeddings": COUNT.or_null(), "truncate": SWITCH.or_null(),
-}
-# A GGUF file: below "<architecture>.", and the others.
-GGUF_KINDS: dict[str, Kind] = {
-    **dict.fromkeys(("embedding_length", "feed_forward_length", "block_count", "context_length",
-                     "attention.head_count", "attention.head_count_kv", "attention.key_length",
-                     "rope.dimension_count", "expert_used_count", "expert_feed_forward_length",
-                     "rope.scaling.original_context_length"), COUNT),
-    **dict.fromkeys(("expert_count", "attention.sliding_window"), INDEX),
-    **dict.fromkeys(("attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.scaling.yarn_beta_fast",
-                     "rope.scaling.yarn_beta_slow", "rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"),
-                    POSITIVE),
-    **dict.fromkeys(("rope.scaling.factor", "rope.scale_linear"), NOT_NEGATIVE),
-    "rope.scaling.type": TEXT,
-}
-GGUF_FILE_KINDS: dict[str, Kind] = {
-    "general.architecture": TEXT, "split.count": INDEX,
-    **dict.fromkeys((f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "eom")), TOKEN_ID),
 }
 
 
