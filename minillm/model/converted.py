@@ -1,4 +1,4 @@
-"""Keep what was dequantized: a GGUF file's weights as float32 safetensors, which the next load reads from disk.
+"""Keep what was dequantized: a GGUF file's weights as float32, one behind another, which the next load reads.
 
 Dequantizing the default model takes 1.5 s, reading it a quarter of that. The price is disk: 4 bytes a weight. Tensors
 are read into memory of their own, not mapped: each is free again once the decoder has repacked it, where a mapping
@@ -8,7 +8,6 @@ would stay whole beside the copies. It is a cache and no more: whatever goes wro
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import shutil
@@ -21,7 +20,7 @@ import torch
 
 from minillm.model.hub import cache_dir
 
-FORMAT_VERSION = 1  # to be raised with every change of names, layout or values
+FORMAT_VERSION = 2  # to be raised with every change of names, layout or values
 MAX_SHARE_OF_FREE_DISK = 0.2
 
 
@@ -30,11 +29,9 @@ def load_converted(path: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[
 
     ``expected`` holds the name and shape of each tensor.
     """
-    head, tensors = _header(expected), {}
+    tensors = {}
     try:
-        with _place(path).open("rb") as file:
-            if file.read(len(head)) != head:
-                return None
+        with _place(path, expected).open("rb") as file:
             for name, shape in expected.items():
                 tensors[name] = torch.empty(shape)
                 if file.readinto(tensors[name].numpy()) != tensors[name].nbytes:
@@ -51,7 +48,7 @@ def keep_converted(path: Path, expected: Mapping[str, tuple[int, ...]], read: Ca
     Nothing is kept where the folder cannot be written or they would take over a fifth of the free disk.
     """
     with suppress(OSError):
-        place = _place(path)
+        place = _place(path, expected)
         place.parent.mkdir(parents=True, exist_ok=True)
         num_bytes = sum(4 * math.prod(shape) for shape in expected.values())
         if num_bytes > MAX_SHARE_OF_FREE_DISK * shutil.disk_usage(place.parent).free:
@@ -59,36 +56,20 @@ def keep_converted(path: Path, expected: Mapping[str, tuple[int, ...]], read: Ca
         with tempfile.TemporaryDirectory(prefix=".convert-", dir=place.parent) as folder:
             unfinished = Path(folder) / place.name
             with unfinished.open("wb") as file:
-                file.write(_header(expected))
                 for name in expected:
                     file.write(read(name).contiguous().numpy().data)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(unfinished, place)
-        for other in place.parent.glob("*.safetensors"):
-            if other != place:
+        for other in place.parent.iterdir():
+            if other.is_file() and other != place:
                 other.unlink()
 
 
-def _header(expected: Mapping[str, tuple[int, ...]]) -> bytes:
-    """The head of a safetensors file of float32 tensors that lie behind one another: its length, then JSON.
-
-    The library writes only what is all in memory at once, which here is the price that streaming saves.
-    """
-    entries, start = {}, 0
-    for name, shape in expected.items():
-        end = start + 4 * math.prod(shape)
-        entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
-        start = end
-    text = json.dumps(entries).encode()
-    text += b" " * (-len(text) % 8)  # the format wants the data aligned
-    return len(text).to_bytes(8, "little") + text
-
-
-def _place(path: Path) -> Path:
-    """One folder a path; in it a file named for that file's size, time of change and our format."""
+def _place(path: Path, expected: Mapping[str, tuple[int, ...]]) -> Path:
+    """One folder a path; in it a file named for that file's size and time of change, our format and the tensors."""
     path = path.resolve()
     status = path.stat()
-    identity = f"{status.st_size}-{status.st_mtime_ns}-{FORMAT_VERSION}"
+    identity = f"{status.st_size}-{status.st_mtime_ns}-{FORMAT_VERSION}-{list(expected.items())}"
     folder = f"{path.stem}-{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    return cache_dir() / "converted" / folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:12]}.safetensors"
+    return cache_dir() / "converted" / folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:12]}.f32"

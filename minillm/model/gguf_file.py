@@ -19,7 +19,6 @@ from minillm.errors import ModelError
 
 STRING, ARRAY = 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-MAX_ARRAY_DEPTH = 4
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def _parse(data: mmap.mmap, path: Path) -> tuple[dict[str, Any], dict[str, GGUFT
     metadata: dict[str, Any] = {}
     for _ in range(num_pairs):
         key = reader.string()
-        metadata[key] = reader.value(reader.scalar("I"))
+        metadata[key] = reader.value()
     tensors: dict[str, GGUFTensor] = {}
     for _ in range(num_tensors):
         name = reader.string()
@@ -137,25 +136,23 @@ class _Reader:
         data, position, length_of = self.data, self.position, struct.Struct("<Q").unpack_from
         texts = []
         for _ in range(count):
-            (length,) = length_of(data, position)
-            end = position + 8 + length
-            if end > len(data):
+            start = position + 8
+            position = start + length_of(data, position)[0]
+            if position > len(data):
                 raise ValueError("it ends within its header")
-            texts.append(data[position + 8 : end].decode("utf-8", "replace"))
-            position = end
+            texts.append(data[start:position].decode("utf-8", "replace"))
         self.position = position
         return texts
 
-    def value(self, kind: int, depth: int = 0) -> Any:
+    def value(self) -> Any:
+        kind = self.scalar("I")
+        if kind != ARRAY:
+            return self.values(kind, 1)[0]
+        return self.values(self.scalar("I"), self.scalar("Q"))
+
+    def values(self, kind: int, count: int) -> list[Any]:
         if kind == STRING:
-            return self.string()
-        if kind in SCALARS:
-            return self.scalar(SCALARS[kind])
-        if kind != ARRAY or depth >= MAX_ARRAY_DEPTH:
-            raise ValueError(f"it holds a value of unknown type {kind}")
-        item, count = self.scalar("I"), self.scalar("Q")
-        if item == STRING:
             return self.strings(count)
-        if item in SCALARS:
-            return list(self.scalars(SCALARS[item], count))
-        return [self.value(item, depth + 1) for _ in range(count)]
+        if kind not in SCALARS:  # arrays of arrays among them: no model has any
+            raise ValueError(f"it holds a value of unknown type {kind}")
+        return list(self.scalars(SCALARS[kind], count))

@@ -181,7 +181,7 @@ def kept(tmp_path, tiny):
     """A GGUF file, and the file that holds its converted weights."""
     path = tiny.write_gguf(tmp_path / "model.gguf", tiny.make_model("llama"), kind=F16)
     load(path)
-    (place,) = (tmp_path / "cache" / "converted").rglob("*.safetensors")
+    (place,) = (tmp_path / "cache" / "converted").rglob("*.f32")
     return path, place
 
 
@@ -220,7 +220,7 @@ def test_a_changed_file_or_format_is_converted_anew_and_the_old_one_removed(kept
     tiny.write_gguf(path, other)
     os.utime(path, ns=(1, 1))
     tiny.assert_equal(load(path), tiny.canonical(other))
-    (second,) = place.parent.glob("*.safetensors")
+    (second,) = place.parent.glob("*.f32")
     assert second != place
     monkeypatch.setattr(converted, "FORMAT_VERSION", 10_000)
     load(path)
@@ -236,7 +236,7 @@ def test_a_cache_that_cannot_be_written_or_is_too_full_costs_nothing_but_time(tm
     monkeypatch.setenv("MINILLM_HOME", str(tmp_path / "full"))
     monkeypatch.setattr(converted, "MAX_SHARE_OF_FREE_DISK", 0.0)
     load(path)
-    assert not list((tmp_path / "full").rglob("*.safetensors"))
+    assert not list((tmp_path / "full").rglob("*.f32"))
 
 
 def test_reading_is_the_same_as_the_gguf_package_reads(tmp_path, tiny):
