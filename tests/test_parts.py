@@ -68,7 +68,7 @@ class MySampler:
         if row.params.greedy:
             return int(lowest_argmax(scores[None])[0])
         generator = torch.Generator().manual_seed(row.seed * 7919 + row.index * 104729 + row.position)
-        shares = torch.softmax(scores.double() / row.params.temperature, -1)
+        shares = torch.softmax((scores.double() - scores.max()) / row.params.temperature, -1)  # the best is 0: no inf
         return int(torch.multinomial(shares, 1, generator=generator))
 
 

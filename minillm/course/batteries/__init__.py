@@ -1,0 +1,108 @@
+"""The batteries that prove minillm's own parts, for yours: ``prove_cache(MyCache)`` says that it holds, or shows the
+smallest case in which it does not.
+
+Each runs edge cases and seeded random workloads against the simplest thing that is surely right. They prove what a
+part gives, not how fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minillm.cache.kv import SequenceCache
+    from minillm.sample import SamplerProtocol
+    from minillm.text.tokenizer import Tokenizer
+
+SAMPLER_CLAIMS = frozenset({"greedy", "temperature", "top_k", "top_p", "min_p", "penalties", "seed", "nan"})
+"""What a sampler may claim to do; see :func:`prove_sampler`."""
+
+
+class BatteryFailure(AssertionError):
+    """A part does not hold; the message shows the smallest case in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One case: in words, how large it is, and a function that says why it fails (``""`` when it holds)."""
+
+    what: str
+    size: int
+    fault: Callable[[], str]
+
+
+def prove_tokenizer(tokenizer: Tokenizer, like: Tokenizer | None = None) -> None:
+    """Prove that a tokenizer with your encoder gives the right ids: those of merging by looking again at every pair
+    after every merge. Text must survive the way to ids and back.
+
+    ``prove_tokenizer(llm.tokenizer.with_encoder(MyEncoder(...)), llm.tokenizer)``
+
+    Args:
+        like: whose vocabulary and merges it follows; its own encoder's (``vocab``, ``merges``) by default.
+    Raises:
+        BatteryFailure: showing the smallest case that fails.
+        TypeError: there is no byte-level vocabulary to compare with.
+    """
+    from minillm.course.batteries.tokenizer import cases
+
+    _hold("tokenizer", cases(tokenizer, (like or tokenizer).encoder))
+
+
+def prove_sampler(sampler: SamplerProtocol, claims: Collection[str] = SAMPLER_CLAIMS) -> None:
+    """Prove that a sampler chooses greedily and draws from the distribution that a request asks for, enumerated in
+    plain Python; that a row of a batch gets the token it gets alone; and that the logits stay as they were.
+
+    Args:
+        claims: what the sampler does, of :data:`SAMPLER_CLAIMS`; a simpler one claims less and is asked for less.
+            ``"seed"``: draws depend on (seed, choice, position) alone; ``"nan"``: an unusable row ends in an error
+            token while the others go on.
+    Raises:
+        BatteryFailure: showing the smallest case that fails.
+        ValueError: naming a claim that there is not.
+    """
+    if unknown := sorted(set(claims) - SAMPLER_CLAIMS):
+        raise ValueError(f"no claim {unknown[0]!r}; there are {', '.join(sorted(SAMPLER_CLAIMS))}")
+    from minillm.course.batteries.sampler import cases
+
+    _hold("sampler", cases(sampler, frozenset(claims)))
+
+
+def prove_cache(make_cache: Callable[..., SequenceCache]) -> None:
+    """Prove a KV cache, made as ``make_cache(config, capacity=..., dtype=..., device=...)``: keys and values against
+    plain lists, attention over several sequences, and a tiny model's tokens against the loop without a cache.
+
+    Raises:
+        BatteryFailure: showing the smallest case that fails.
+    """
+    from minillm.course.batteries.cache import cases
+
+    _hold("cache", cases(make_cache))
+
+
+def _hold(name: str, cases: Iterable[Case]) -> None:
+    """Run the cases from the smallest to the largest; stop at the first that fails, else print one line."""
+    ordered = sorted(cases, key=lambda case: case.size)
+    for case in ordered:
+        if why := _fault(case):
+            raise BatteryFailure(f"{name} fails; of {len(ordered)} cases, this is the smallest that does:\n"
+                                 f"  case     {case.what}\n  because  {why}")
+    print(f"{name}: {len(ordered)} cases hold")
+
+
+def _fault(case: Case) -> str:
+    try:
+        return case.fault()
+    except Exception as error:  # whatever a reader's part does must become an explanation
+        return f"it raised {type(error).__name__}: {error}"
+
+
+def differs(what: str, got: Any, expected: Any) -> str:
+    """A sentence when two plain values are not equal, else ``""``."""
+    return "" if got == expected else f"{what} is {_short(got)}, expected {_short(expected)}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 160 else text[:156] + " ..."
