@@ -122,7 +122,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {path}: {error}; fetch the model again") from error
+        raise ModelError(f"{path} cannot be read ({error}): fetch the model again") from error
     if not isinstance(content, dict):
         raise ModelError(f"{path} must hold a JSON object; fetch the model again")
     return content

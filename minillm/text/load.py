@@ -5,17 +5,17 @@ The formats: https://huggingface.co/docs/tokenizers and the GGUF specification o
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
 from minillm.errors import ModelError
+from minillm.model.config import read_json
 from minillm.model.gguf_file import read_metadata
 from minillm.text.added import AddedToken
-from minillm.text.bpe import BytePairEncoder, alphabet_to_bytes, merge_table, merges_from_scores
+from minillm.text.bpe import BytePairEncoder, Pair, alphabet_to_bytes, merge_table, merges_from_scores
 from minillm.text.pretokenize import (
     GPT2_PATTERN,
     LLAMA3_PATTERN,
@@ -39,42 +39,42 @@ def tokenizer_from_folder(path: Path) -> Tokenizer:
     Raises:
         ModelError: ``tokenizer.json`` is missing or broken, or names a part that is not known here.
     """
-    spec = _read_json(path / "tokenizer.json")
+    spec = read_json(path / "tokenizer.json")
     if spec is None:
         raise ModelError(f"{path} has no tokenizer.json: save the tokenizer with transformers' save_pretrained first")
-    config = _read_json(path / "tokenizer_config.json") or {}
+    config = read_json(path / "tokenizer_config.json") or {}
+    named = _named_tokens(config, read_json(path / "special_tokens_map.json") or {})
     model = spec["model"]
-    vocab, named = model.get("vocab"), _named_tokens(config, _read_json(path / "special_tokens_map.json") or {})
     _check_model(model)
-    added = _added_tokens(spec, config, named, vocab)
-    pre_tokenizer = spec.get("pre_tokenizer")
+    added = _added_tokens(spec, config, named, model["vocab"])
     special_ids = frozenset(token.id for token in added if token.special)
+    prefix_ids, suffix_ids = _template(spec.get("post_processor"))
+    return _build(spec, list(model["vocab"].items()), _merges(model, model["vocab"], special_ids), special_ids,
+                  added=added, prefix_ids=prefix_ids, suffix_ids=suffix_ids, named_tokens=named,
+                  chat_template=_chat_template(path, config))
+
+
+def _build(spec: Mapping[str, Any], tokens: list[tuple[str, int]], merges: dict[Pair, tuple[float, int]],
+           no_text: frozenset[int], *, added: list[AddedToken], **options: Any) -> Tokenizer:
+    """The tokenizer that the sections of a tokenizer.json describe; ids in ``no_text`` are never made of plain text."""
+    model, pre_tokenizer = spec["model"], spec.get("pre_tokenizer")
     to_bytes, strip_leading_space = _decoder(spec.get("decoder"))
     encoder = BytePairEncoder(
-        {text: token_id for text, token_id in vocab.items() if token_id not in special_ids},
-        _merges(model, vocab, special_ids),
+        {text: token_id for text, token_id in tokens if token_id not in no_text}, merges,
         byte_level=any(step["type"] == "ByteLevel" for step in flatten(pre_tokenizer, "pretokenizers")),
         byte_fallback=bool(model.get("byte_fallback")),
-        unknown_id=vocab.get(model.get("unk_token")),
+        unknown_id=dict(tokens).get(model.get("unk_token")),
         fuse_unknown=bool(model.get("fuse_unk")),
         ignore_merges=bool(model.get("ignore_merges")),
     )
-    prefix_ids, suffix_ids = _template(spec.get("post_processor"))
+    table = [b""] * (1 + max([*(i for _, i in tokens), *(token.id for token in added)], default=-1))
+    for text, token_id in tokens:
+        table[token_id] = to_bytes(text)
+    for token in added:
+        table[token.id] = token.content.encode()
     return Tokenizer(
-        _byte_table(vocab.items(), added, to_bytes), encoder, added=added,
-        normalizer=build_normalizer(spec.get("normalizer")), pre_tokenizer=build_pre_tokenizer(pre_tokenizer),
-        prefix_ids=prefix_ids, suffix_ids=suffix_ids, strip_leading_space=strip_leading_space,
-        named_tokens=named, chat_template=_chat_template(path, config),
-    )
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (ValueError, OSError) as error:
-        raise ModelError(f"{path} cannot be read ({error}): fetch the model again") from error
+        table, encoder, added=added, normalizer=build_normalizer(spec.get("normalizer")),
+        pre_tokenizer=build_pre_tokenizer(pre_tokenizer), strip_leading_space=strip_leading_space, **options)
 
 
 def _check_model(model: Mapping[str, Any]) -> None:
@@ -120,16 +120,6 @@ def _added_tokens(spec: Mapping[str, Any], config: Mapping[str, Any], named: Map
         next_id = 1 + max([*vocab.values(), *(token.id for token in added.values())], default=-1)
         added.setdefault(text, AddedToken(vocab.get(text, next_id), text, special=True))
     return list(added.values())
-
-
-def _byte_table(vocab, added: Sequence[AddedToken], to_bytes: Callable[[str], bytes]) -> list[bytes]:
-    vocab = list(vocab)
-    table = [b""] * (1 + max([*(i for _, i in vocab), *(token.id for token in added)], default=-1))
-    for text, token_id in vocab:
-        table[token_id] = to_bytes(text)
-    for token in added:
-        table[token.id] = token.content.encode()
-    return table
 
 
 def _decoder(spec: Mapping[str, Any] | None) -> tuple[Callable[[str], bytes], bool]:
@@ -227,50 +217,56 @@ def tokenizer_from_gguf(path: Path) -> Tokenizer:
              for i, text in enumerate(tokens) if types[i] in (_CONTROL, _USER_DEFINED)]
     named = {name: tokens[token_id] for name, key in zip(_NAMES, ("bos", "eos", "unknown", "padding"))
              if (token_id := data.get(f"{key}_token_id")) is not None and token_id < len(tokens)}
-    parts = (_gguf_byte_level if kind == "gpt2" else _gguf_sentencepiece)(path, data, tokens, types)
+    describe = _gguf_byte_level if kind == "gpt2" else _gguf_sentencepiece
+    spec, merges, no_text, add_bos = describe(path, data, {text: i for i, text in enumerate(tokens)}, types)
     ends = []
-    for name, default in (("bos", parts.pop("add_bos")), ("eos", False)):
+    for name, default in (("bos", add_bos), ("eos", False)):
         wanted = data.get(f"add_{name}_token", default) and f"{name}_token" in named
         ends.append([data[f"{name}_token_id"]] if wanted else [])
-    table = _byte_table(((text, i) for i, text in enumerate(tokens)), added, parts.pop("to_bytes"))
-    return Tokenizer(table, added=added, prefix_ids=ends[0], suffix_ids=ends[1], named_tokens=named,
-                     chat_template=metadata.get("tokenizer.chat_template"), **parts)
+    return _build(spec, list(zip(tokens, range(len(tokens)))), merges, no_text, added=added, prefix_ids=ends[0],
+                  suffix_ids=ends[1], named_tokens=named, chat_template=metadata.get("tokenizer.chat_template"))
 
 
-def _gguf_byte_level(path: Path, data: Mapping[str, Any], tokens: list[str], types: list[int]) -> dict[str, Any]:
+# What tokenizer.json would say (see _build), its merges, the ids that text never becomes, and whether BOS is added.
+_Described = tuple[dict[str, Any], dict[Pair, tuple[float, int]], frozenset[int], bool]
+
+
+def _gguf_byte_level(path: Path, data: Mapping[str, Any], vocab: dict[str, int], types: list[int]) -> _Described:
     name = data.get("pre")
     if name not in _GGUF_PRE_TOKENIZERS:
         raise ModelError(f"{path}: unknown GGUF pre-tokenizer {name!r}; known: {', '.join(_GGUF_PRE_TOKENIZERS)}")
     if "merges" not in data:
         raise ModelError(f"{path} lacks the key tokenizer.ggml.merges: fetch the model again")
     pattern, digits, normalizer, ignore_merges, add_bos = _GGUF_PRE_TOKENIZERS[name]
-    steps = [{"type": "Digits", "individual_digits": True}] if digits else []
-    steps.append({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"})
-    special_ids = frozenset(i for i, kind in enumerate(types) if kind == _CONTROL)
-    vocab = {text: i for i, text in enumerate(tokens)}
-    return {
-        "encoder": BytePairEncoder({text: i for text, i in vocab.items() if i not in special_ids},
-                                   _merges(data, vocab, special_ids), ignore_merges=ignore_merges),
-        "pre_tokenizer": build_pre_tokenizer({"type": "Sequence", "pretokenizers": steps}),
-        "normalizer": build_normalizer({"type": normalizer} if normalizer else None),
-        "to_bytes": alphabet_to_bytes, "add_bos": add_bos,
+    spec = {
+        "model": {"ignore_merges": ignore_merges},
+        "normalizer": {"type": normalizer} if normalizer else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+            *([{"type": "Digits", "individual_digits": True}] if digits else []),
+            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"},
+            {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+        ]},
+        "decoder": {"type": "ByteLevel"},
     }
+    control = frozenset(i for i, kind in enumerate(types) if kind == _CONTROL)
+    return spec, _merges(data, vocab, control), control, add_bos
 
 
-def _gguf_sentencepiece(path: Path, data: Mapping[str, Any], tokens: list[str], types: list[int]) -> dict[str, Any]:
+def _gguf_sentencepiece(path: Path, data: Mapping[str, Any], vocab: dict[str, int], types: list[int]) -> _Described:
     if "scores" not in data:
         raise ModelError(f"{path}: the SentencePiece tokenizer has no scores, so its merges have no order")
-    normal = {text: i for i, text in enumerate(tokens) if types[i] == _NORMAL}
-    bytes_too = {text: i for i, text in enumerate(tokens) if types[i] == _BYTE}
-    prefixed = data.get("add_space_prefix", True)
-    steps: list[dict[str, Any]] = [{"type": "Prepend", "prepend": _SPACE_MARK}] if prefixed else []
-    steps.append({"type": "Replace", "pattern": {"String": " "}, "content": _SPACE_MARK})
-    to_bytes, _ = _decoder({"type": "Sequence", "decoders": [
-        {"type": "Replace", "pattern": {"String": _SPACE_MARK}, "content": " "}, {"type": "ByteFallback"}]})
-    return {
-        "encoder": BytePairEncoder(normal | bytes_too, merges_from_scores(normal, data["scores"]), byte_level=False,
-                                   byte_fallback=bool(bytes_too), unknown_id=data.get("unknown_token_id"),
-                                   fuse_unknown=True),
-        "normalizer": build_normalizer({"type": "Sequence", "normalizers": steps}),
-        "strip_leading_space": prefixed, "to_bytes": to_bytes, "add_bos": True,
+    unknown, prefixed = data.get("unknown_token_id"), data.get("add_space_prefix", True)
+    spec = {
+        "model": {"byte_fallback": _BYTE in types, "fuse_unk": True,
+                  "unk_token": None if unknown is None else data["tokens"][unknown]},
+        "normalizer": {"type": "Sequence", "normalizers": [
+            *([{"type": "Prepend", "prepend": _SPACE_MARK}] if prefixed else []),
+            {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE_MARK},
+        ]},
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": _SPACE_MARK}, "content": " "}, {"type": "ByteFallback"},
+            {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": int(prefixed), "stop": 0},
+        ]},
     }
+    merges = merges_from_scores({text: i for text, i in vocab.items() if types[i] == _NORMAL}, data["scores"])
+    return spec, merges, frozenset(i for i, kind in enumerate(types) if kind not in (_NORMAL, _BYTE)), True
