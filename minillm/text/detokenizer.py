@@ -3,8 +3,8 @@
     text so far   The answer is 42.\\n\\nQue
                   |--- delivered --->|-held->|      "\\n\\nQue" may become the stop string "\\n\\nQuestion:"
 
-Bytes go once through an incremental UTF-8 decoder, characters once through an automaton; what waits lies between two
-offsets (delivered, decoded). So a token costs the same however long the text is, unlike decoding everything again.
+Bytes go once through an incremental UTF-8 decoder, and stop strings are looked for in the last characters alone. So a
+token costs the same however long the text is, unlike decoding everything again.
 """
 
 from __future__ import annotations
@@ -39,10 +39,8 @@ class Detokenizer:
         self._strip_leading_space = tokenizer.strip_leading_space
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""  # visible characters decoded and not delivered
-        self._visible = StopMatcher(stop) if stop else None
-        self._all = StopMatcher(stop) if stop and skip_special_tokens else None
-        # For the text with hidden tokens in place: which of its last characters are visible.
-        self._shown: deque[bool] = deque(maxlen=max(map(len, stop), default=0))
+        # The visible text, and the text with hidden special tokens in place.
+        self._tails = [StopFinder(stop) for _ in range(1 + skip_special_tokens)] if stop else []
 
     def add(self, token_ids: Sequence[int]) -> str:
         """Take the next ids; returns the text that may be delivered now, ``""`` while all of it is held back."""
@@ -74,40 +72,25 @@ class Detokenizer:
         return text
 
     def _scan(self, text: str, visible: bool) -> None:
-        if self._visible is None:
+        if not self._tails:
             self._held += text if visible else ""
             return
         for char in text:
-            found = []  # (visible characters of the stop string, the stop string)
             if visible:
                 self._held += char
-                if stop := self._visible.feed(char):
-                    found.append((len(stop), stop))
-            if self._all is not None:
-                self._shown.append(visible)
-                if stop := self._all.feed(char):
-                    found.append((self._num_shown(len(stop)), stop))
-            if found:
-                count, self.stop_string = max(found)
+            found = [tail.feed(char, visible) for tail in (self._tails if visible else self._tails[1:])]
+            if any(found):
+                count, self.stop_string = max(filter(None, found))
                 self._held = self._held[: len(self._held) - count]
                 return
 
-    def _num_shown(self, count: int) -> int:
-        """How many of the last ``count`` characters, hidden ones included, are visible."""
-        return sum(list(self._shown)[len(self._shown) - count:])
-
     def _num_waiting(self) -> int:
         """Visible characters at the end that may still turn out to begin a stop string."""
-        if self._visible is None or self.stop_string is not None:
-            return 0
-        return max(self._visible.depth, self._num_shown(self._all.depth) if self._all is not None else 0)
+        return 0 if self.stop_string is not None else max((tail.num_waiting for tail in self._tails), default=0)
 
 
-class StopMatcher:
-    """Finds strings in a stream of characters, each looked at once (Aho and Corasick, 1975).
-
-    Nodes are the beginnings of stop strings, in a tree. The state is the longest one that ends the stream; a node's
-    fallback is the next shorter one.
+class StopFinder:
+    """Finds strings in a stream of characters, of which it keeps as many as the longest string has.
 
     Raises:
         InvalidRequest: an empty string, which would be found everywhere.
@@ -116,42 +99,25 @@ class StopMatcher:
     def __init__(self, strings: Sequence[str]):
         if "" in strings:
             raise InvalidRequest("stop must not hold an empty string: it would end every answer at once", "stop")
-        self._children: list[dict[str, int]] = [{}]
-        self._depths, self._fallback, self._state = [0], [0], 0
-        self._found: list[str | None] = [None]  # the longest stop string that ends at a node
-        for string in strings:
-            self._insert(string)
-        nodes = deque([0])
-        while nodes:  # by depth, so that a fallback is ready before it is needed
-            node = nodes.popleft()
-            for char, child in self._children[node].items():
-                self._fallback[child] = self._step(self._fallback[node], char) if node else 0
-                self._found[child] = self._found[child] or self._found[self._fallback[child]]
-                nodes.append(child)
+        self._longest_first = sorted(strings, key=len, reverse=True)
+        self._text, self._visible = "", deque(maxlen=len(self._longest_first[0]))
+        self._depth = 0  # how many of the last characters begin a string
 
-    def _insert(self, string: str) -> None:
-        node = 0
-        for char in string:
-            if char not in self._children[node]:
-                self._children[node][char] = len(self._children)
-                self._children.append({})
-                self._depths.append(self._depths[node] + 1)
-                self._fallback.append(0)
-                self._found.append(None)
-            node = self._children[node][char]
-        self._found[node] = string
-
-    def _step(self, node: int, char: str) -> int:
-        while node and char not in self._children[node]:
-            node = self._fallback[node]
-        return self._children[node].get(char, 0)
+    def feed(self, char: str, visible: bool) -> tuple[int, str] | None:
+        """Take one character; the longest string that it completes, behind how many of its characters are visible."""
+        self._visible.append(visible)
+        self._text = (self._text + char)[-self._visible.maxlen:]
+        depth = min(self._depth + 1, len(self._text))  # what begins a string now began one before this character
+        while depth and not any(string.startswith(self._text[-depth:]) for string in self._longest_first):
+            depth -= 1
+        self._depth = depth
+        found = next((string for string in self._longest_first if self._text.endswith(string)), None)
+        return None if found is None else (self._num_visible(len(found)), found)
 
     @property
-    def depth(self) -> int:
-        """How many of the last characters begin a stop string."""
-        return self._depths[self._state]
+    def num_waiting(self) -> int:
+        """How many visible characters at the end may belong to a string that is not complete yet."""
+        return self._num_visible(self._depth)
 
-    def feed(self, char: str) -> str | None:
-        """Take one character; returns the longest stop string that it completes."""
-        self._state = self._step(self._state, char)
-        return self._found[self._state]
+    def _num_visible(self, count: int) -> int:
+        return sum(list(self._visible)[len(self._visible) - count:])
