@@ -1,4 +1,4 @@
-"""``minillm course``: execute, record, lint and copy notebooks."""
+"""``minillm course``: execute, record, lint and copy notebooks; write the glossary."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action.add_argument("number", help="of the notebook, such as 00")
     lint = actions.add_parser("lint", help="hold notebooks against the anatomy of the course")
     lint.add_argument("number", nargs="?", help="of one notebook; all without it")
+    actions.add_parser("glossary", help="write notebooks/glossary.md from data/glossary.json")
     address = actions.add_parser("address", help="print the repository's address, or write a new one everywhere")
     address.add_argument("new", nargs="?", metavar="OWNER/NAME", help="into badges, notebooks and metadata")
 
@@ -32,6 +33,11 @@ def main(args: argparse.Namespace) -> int:
         return _lint(args.number)
     if args.action == "address":
         return _address(args.new)
+    if args.action == "glossary":
+        from minillm.course.terms import write_glossary
+
+        print(f"written: {shown_path(write_glossary())}")
+        return 0
     path = find_notebook(args.number)
     if args.action != "work":  # the kernel is a process of its own: what it lacks is better known before
         require("nbformat", "nbclient", "ipykernel", "ipywidgets", "matplotlib", "packaging", "PIL")
