@@ -29,9 +29,6 @@ class DecoderLayer:
         self.attention = Attention(layer, config, reader)
         self.mlp_norm = RMSNorm(reader.vector(f"{prefix}.post_attention_layernorm.weight", size), config.rms_norm_eps)
         self.mlp = (Experts if sparse else MLP)(layer, config, reader)
-        norm_bytes = self.attention_norm.num_bytes + self.mlp_norm.num_bytes
-        self.num_bytes = self.attention.num_bytes + self.mlp.num_bytes + norm_bytes
-        self.bytes_read = self.attention.bytes_read + self.mlp.bytes_read + norm_bytes
 
     def __call__(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], step: StepTensors,
                  attention: AttentionBackend) -> Tensor:
@@ -60,6 +57,9 @@ class Decoder:
         else:
             self.head = reader.linear(["lm_head"], [config.vocab_size], config.hidden_size)
         self.embedding = self._embedding_table(table)
+        shared = self.head.kernel == "dense" and self.head.weight is self.embedding
+        self.num_bytes = reader.num_bytes + (0 if shared else self.embedding.nbytes)
+        self.bytes_read_per_step = reader.bytes_read
         reader.finish()
 
     @classmethod
@@ -82,20 +82,6 @@ class Decoder:
             return self.head.weight
         narrow = self.config.tie_word_embeddings and self.head.kernel == "fbgemm-fp16"
         return table.to(self.device, torch.float16 if narrow else self.dtype)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all weights held; a tensor that embedding and head share counts once."""
-        shared = self.head.kernel == "dense" and self.head.weight is self.embedding
-        return self._layer_and_norm_bytes("num_bytes") + self.head.num_bytes + (0 if shared else self.embedding.nbytes)
-
-    @property
-    def bytes_read_per_step(self) -> int:
-        """Bytes of weights that a decode step of one token reads."""
-        return self._layer_and_norm_bytes("bytes_read") + self.head.bytes_read
-
-    def _layer_and_norm_bytes(self, kind: str) -> int:
-        return sum(getattr(layer, kind) for layer in self.layers) + self.norm.num_bytes
 
     @torch.inference_mode()
     def hidden(self, step: StepTensors, attention: AttentionBackend) -> Tensor:

@@ -24,10 +24,10 @@ class Experts:
         gate = reader.take(f"{prefix}.experts.gate_proj", count, inner, size)
         up = reader.take(f"{prefix}.experts.up_proj", count, inner, size)
         down = reader.take(f"{prefix}.experts.down_proj", count, size, inner)
-        self.experts = [(reader.make([gate[i], up[i]]), reader.make([down[i]])) for i in range(count)]
-        self.num_bytes = self.router.num_bytes + sum(up.num_bytes + down.num_bytes for up, down in self.experts)
-        expert_bytes = sum(linear.bytes_read for linear in self.experts[0])
-        self.bytes_read = self.router.bytes_read + self.top_k * expert_bytes  # for one token
+        self.experts = [
+            (reader.make([gate[i], up[i]], is_read=i < self.top_k), reader.make([down[i]], is_read=i < self.top_k))
+            for i in range(count)
+        ]
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """``[T, hidden]`` to ``[T, hidden]``. Each expert that any row picked runs once, for its rows."""

@@ -20,12 +20,14 @@ class WeightReader:
     """Hands out weights by name, once each, with their shapes checked; linear layers in the kernel of the device.
 
     Weights leave the mapping when they are taken (if it is a ``dict``), so that a model is never held twice.
+    ``num_bytes`` and ``bytes_read`` add up what norms and linear layers hold, and what a step of one token reads of it.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], *, dtype: str, device: torch.device):
         self.weights = weights if isinstance(weights, dict) else dict(weights)
         self.dtype, self.device = dtype, device
         self.activations = activation_dtype(dtype, device)
+        self.num_bytes = self.bytes_read = 0
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The weight ``name``, as it was stored.
@@ -42,7 +44,9 @@ class WeightReader:
 
     def vector(self, name: str, size: int) -> Tensor:
         """A norm's weight ``[size]``, in float32 or wider."""
-        return self.take(name, size).to(self.device, torch.promote_types(self.activations, torch.float32))
+        vector = self.take(name, size).to(self.device, torch.promote_types(self.activations, torch.float32))
+        self.num_bytes, self.bytes_read = self.num_bytes + vector.nbytes, self.bytes_read + vector.nbytes
+        return vector
 
     def linear(self, names: list[str], sizes: list[int], num_inputs: int, *, bias: bool = False) -> Linear:
         """One linear layer that computes those of ``names`` (with ``sizes`` outputs each) behind one another."""
@@ -50,9 +54,16 @@ class WeightReader:
         weights = [self.take(f"{name}.weight", size, num_inputs) for name, size in named]
         return self.make(weights, [self.take(f"{name}.bias", size) for name, size in named] if bias else [])
 
-    def make(self, weights: Sequence[Tensor], biases: Sequence[Tensor] = ()) -> Linear:
-        """One linear layer that computes those of ``weights``, each ``[out, in]``, behind one another."""
-        return make_linear(_join(weights), _join(biases) if biases else None, dtype=self.dtype, device=self.device)
+    def make(self, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), *, is_read: bool = True) -> Linear:
+        """One linear layer that computes those of ``weights``, each ``[out, in]``, behind one another.
+
+        ``is_read``: whether a step of one token reads it, as it does all layers but most experts.
+        """
+        terms = _join(biases) if biases else None
+        layer = make_linear(_join(weights), terms, dtype=self.dtype, device=self.device)
+        self.num_bytes += layer.num_bytes
+        self.bytes_read += layer.bytes_read if is_read else 0
+        return layer
 
     def finish(self) -> None:
         """Raise :class:`ModelError` if a weight was never asked for."""
@@ -77,7 +88,6 @@ class RMSNorm:
         size = weight.shape[-1]
         self.weight = weight * size**0.5
         self.floor = weight.new_full((), (size * epsilon) ** 0.5)
-        self.num_bytes = weight.nbytes
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """``[..., size]`` to the same shape and dtype."""
@@ -105,9 +115,6 @@ class Attention:
             query, key = (reader.vector(f"{prefix}.{name}_norm.weight", config.head_dim) for name in "qk")
             weight = torch.cat((query.expand(config.num_heads, -1), key.expand(config.num_kv_heads, -1)))
             self.qk_norm = RMSNorm(weight, config.rms_norm_eps)
-        norm_bytes = 0 if self.qk_norm is None else self.qk_norm.num_bytes
-        self.num_bytes = self.qkv.num_bytes + self.output.num_bytes + norm_bytes
-        self.bytes_read = self.qkv.bytes_read + self.output.bytes_read + norm_bytes
 
     def __call__(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], step: StepTensors,
                  attention: AttentionBackend) -> Tensor:
@@ -130,8 +137,6 @@ class MLP:
         names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
         self.gate_up = reader.linear(names, [inner, inner], config.hidden_size, bias=config.mlp_bias)
         self.down = reader.linear([f"{prefix}.down_proj"], [config.hidden_size], inner, bias=config.mlp_bias)
-        self.num_bytes = self.gate_up.num_bytes + self.down.num_bytes
-        self.bytes_read = self.gate_up.bytes_read + self.down.bytes_read
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """``[T, hidden]`` to ``[T, hidden]``."""
