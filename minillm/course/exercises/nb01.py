@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minillm.course.checking import Exercise, Misconception
@@ -77,6 +77,10 @@ def _plain_probe_only(tokenizer: ToyTokenizer) -> str:
     return "none" if tokenizer.decode(ids) == "hello" else "not lossless"
 
 
+def _another_spelling(tokenizer: ToyTokenizer) -> str:
+    return find_fault(tokenizer).replace(" ", "-")
+
+
 def _forgets_control(tokenizer: ToyTokenizer) -> str:
     found = find_fault(tokenizer)
     return "none" if found == "forged control token" else found
@@ -114,6 +118,10 @@ def _no_overhead(message_tokens: Sequence[int], overhead: int, fixed: int, budge
     return fit(message_tokens, 0, fixed, budget)
 
 
+def _overhead_once(message_tokens: Sequence[int], overhead: int, fixed: int, budget: int) -> int:
+    return fit(message_tokens, 0, fixed + overhead, budget)
+
+
 def _no_fixed(message_tokens: Sequence[int], overhead: int, fixed: int, budget: int) -> int:
     return fit(message_tokens, overhead, 0, budget)
 
@@ -147,8 +155,9 @@ EXERCISES = {task.id: task for task in (
         cases=((ToyTokenizer("A"),), (ToyTokenizer("B", "doubled start"),), (ToyTokenizer("C", "not lossless"),),
                (ToyTokenizer("D", "forged control token"),)),
         misconceptions=(
-            Misconception(_plain_probe_only, "a plain word shows neither lost spaces nor forged control tokens: probe "
-                                             "with what users really paste"),
+            Misconception(_plain_probe_only, "this probe shows neither spaces lost at the ends of a text nor control "
+                                             "tokens forged by it: one probe a fault"),
+            Misconception(_another_spelling, "return one of the four names exactly as the text spells them"),
             Misconception(_forgets_control, "what does this tokenizer make of a text that spells </s>?"),
             Misconception(_forgets_start, "count the start token (300) in a prompt"),
             Misconception(_round_trip_of_control, "text is lost there because it became a control token (301): look at "
@@ -158,10 +167,11 @@ EXERCISES = {task.id: task for task in (
         "01-3", "what fits", fit,
         cases=(([100, 50, 20], 5, 30, 200), ([100, 50, 20], 5, 30, 215), ([100, 50, 20], 5, 30, 110),
                ([10, 900, 10, 10], 5, 30, 500), ([], 5, 30, 20), ([400], 5, 30, 100), ([8, 8, 8], 0, 0, 16),
-               ([8, 8, 8], 0, 5, 24)),
+               ([8, 8, 8], 0, 5, 24), ([10, 10, 10], 5, 0, 40)),
         misconceptions=(
             Misconception(_oldest_first, "the newest messages are kept: begin at the end of the list"),
             Misconception(_no_overhead, "each message also brings its role and markers: `overhead` tokens"),
+            Misconception(_overhead_once, "every message that is kept brings `overhead` tokens, not the chat as a whole"),
             Misconception(_no_fixed, "the system message and the opened answer take `fixed` tokens, always"),
             Misconception(_skips_what_is_too_long, "a history with a hole misleads the model: stop at the first "
                                                    "message that does not fit"),
