@@ -94,38 +94,37 @@ class SamplingParams:
 
 
 _ABOVE_ZERO = math.ulp(0.0)
-# name: (lowest, highest, what is allowed); None there means that side is open.
-_RANGES: dict[str, tuple[float | None, float | None, str]] = {
-    "n": (1, None, "at least 1"),
-    "temperature": (0, None, "0 (greedy) or more"),
-    "top_k": (-1, None, "0 or -1 (off), or at least 1"),
+# name: (lowest, highest, what is allowed)
+_RANGES: dict[str, tuple[float, float, str]] = {
+    "n": (1, math.inf, "at least 1"),
+    "temperature": (0, math.inf, "0 (greedy) or more"),
+    "top_k": (-1, math.inf, "0 or -1 (off), or at least 1"),
     "top_p": (_ABOVE_ZERO, 1, "above 0 and at most 1"),
     "min_p": (0, 1, "from 0 to 1"),
-    "repetition_penalty": (_ABOVE_ZERO, None, "above 0"),
+    "repetition_penalty": (_ABOVE_ZERO, math.inf, "above 0"),
     "presence_penalty": (-2, 2, "from -2 to 2"),
     "frequency_penalty": (-2, 2, "from -2 to 2"),
-    "seed": (None, None, "any integer"),
-    "max_tokens": (1, None, "at least 1"),
-    "min_tokens": (0, None, "0 or more"),
+    "seed": (-math.inf, math.inf, "any integer"),
+    "max_tokens": (1, math.inf, "at least 1"),
+    "min_tokens": (0, math.inf, "0 or more"),
     "logprobs": (0, 100, "from 0 to 100"),
 }
 _WHOLE = {"n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs"}
 _OPTIONAL = {"max_tokens", "logprobs", "seed"}
 
 
-def _checked_number(name: str, value: object, low: float | None, high: float | None, allowed: str) -> float | None:
+def _checked_number(name: str, value: object, low: float, high: float, allowed: str) -> float | None:
     """``value`` as a plain ``int`` or ``float`` (numpy's scalars are numbers too; booleans and strings are not)."""
     if value is None and name in _OPTIONAL:
         return None
-    kind, wanted = (Integral, "a whole number") if name in _WHOLE else (Real, "a number")
-    if isinstance(value, bool) or not isinstance(value, kind):
-        raise InvalidRequest(f"{name} must be {wanted}, got {value!r}", name)
+    whole = name in _WHOLE
+    if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
+        raise InvalidRequest(f"{name} must be {'a whole number' if whole else 'a number'}, got {value!r}", name)
     try:
-        number = int(value) if name in _WHOLE else float(value)
+        number = int(value) if whole else float(value)
     except OverflowError:
-        number = math.inf
-    if number in (math.inf, -math.inf) or number != number or (low is not None and number < low) \
-            or (high is not None and number > high):
+        number = math.nan  # which is in no range
+    if not low <= number <= high or number in (math.inf, -math.inf):
         raise InvalidRequest(f"{name} must be {allowed}, got {value!r}", name)
     return number
 

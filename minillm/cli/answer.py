@@ -6,7 +6,9 @@ import argparse
 import re
 import signal
 import sys
-from types import FrameType, TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from minillm.config import DTYPES
@@ -15,7 +17,7 @@ from minillm.measure.waiting import scheduler_seconds, waited_share
 from minillm.request import RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
-    from minillm.llm import LLM, Stream
+    from minillm.llm import LLM
     from minillm.measure.trace import Trace
 
 CHAT_HELP = "Ctrl-C stops an answer, /clear starts anew, /exit or Ctrl-D leaves."
@@ -23,11 +25,16 @@ Parser = argparse.ArgumentParser
 Arguments = argparse.Namespace
 
 
-def _add_generation_arguments(parser: Parser) -> None:
-    defaults = SamplingParams()
+def add_model_arguments(parser: Parser) -> None:
+    """Which model, in which number format, on which device."""
     parser.add_argument("--model", default="smollm2-135m", help="name, Hugging Face id or folder, or .gguf file")
     parser.add_argument("--dtype", default="auto", choices=DTYPES, help="number format (default: auto)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
+
+
+def _add_generation_arguments(parser: Parser) -> None:
+    defaults = SamplingParams()
+    add_model_arguments(parser)
     parser.add_argument("--max-model-len", type=int, metavar="N", help="longest prompt plus answer, in tokens")
     parser.add_argument("--max-tokens", type=int, default=512, metavar="N", help="longest answer (default: 512)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (default) is greedy")
@@ -58,10 +65,8 @@ def add_chat_arguments(parser: Parser) -> None:
 
 
 def _params(args: Arguments) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=args.max_tokens, temperature=args.temperature, top_p=args.top_p, top_k=args.top_k,
-        repetition_penalty=args.repetition_penalty, seed=args.seed, stop=args.stop,
-    )
+    names = SamplingParams.__dataclass_fields__
+    return SamplingParams(**{name: value for name, value in vars(args).items() if name in names})
 
 
 def load(args: Arguments) -> LLM:
@@ -71,52 +76,55 @@ def load(args: Arguments) -> LLM:
     return LLM(args.model, dtype=args.dtype, device=args.device, max_model_len=args.max_model_len)
 
 
-class StopOnInterrupt:
-    """Inside the block, Ctrl-C sets ``requested`` (so that no engine step is torn apart); a second one raises."""
+@contextmanager
+def interrupts_noted() -> Iterator[list[int]]:
+    """Inside the block, Ctrl-C is put on the list (so that no engine step is torn apart); a second one raises."""
+    noted: list[int] = []
 
-    requested = False
-
-    def __enter__(self) -> StopOnInterrupt:
-        self._before = signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+    def note(number: int, frame: FrameType | None) -> None:
+        if noted:
             raise KeyboardInterrupt
-        self.requested = True
+        noted.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
-def print_stream(stream: Stream) -> tuple[str, bool]:
-    """Print pieces as they arrive until the end or Ctrl-C; returns the text, and whether it was cut short."""
+def print_answer(llm: LLM, prompt: str | list[dict[str, str]], params: SamplingParams,
+                 stats: bool) -> tuple[str, bool, Trace]:
+    """Print an answer as it arrives, until its end or Ctrl-C, and then its numbers where ``stats``.
+
+    Returns its text, whether it was cut short, and where the time went.
+    """
     said = []
-    with StopOnInterrupt() as interrupt:
+    with llm.tracing() as trace, interrupts_noted() as interrupts:
+        before = scheduler_seconds()
+        stream = llm.stream(prompt, params)
         for piece in stream:
             said.append(piece.text)
             print(piece.text, end="", flush=True)
-            if interrupt.requested:
+            if interrupts:
                 stream.close()
                 break
-    print()
-    return "".join(said), interrupt.requested
+        print()
+        waited = waited_share(before, scheduler_seconds())
+    if stats and not interrupts:
+        print(f"\n{_report(llm, stream.output, trace, waited)}")
+    return "".join(said), bool(interrupts), trace
 
 
 def generate(args: Arguments) -> int:
     """Stream one answer; 130 when Ctrl-C cut it short (what was said stands)."""
     params, prompt = _params(args), _read_prompt(args)
-    with load(args) as llm, llm.tracing() as trace:
+    with load(args) as llm:
         chat = bool(llm.tokenizer.chat_template) if args.chat is None else args.chat
-        before = scheduler_seconds()
-        stream = llm.stream([{"role": "user", "content": prompt}] if chat else prompt, params)
-        _, stopped = print_stream(stream)
-        waited = waited_share(before, scheduler_seconds())
-        if args.stats and not stopped:
-            print(f"\n{_report(llm, stream.output, trace, waited)}")
-        if args.trace:
-            print(f"trace written: {trace.save(args.trace)} (open it at ui.perfetto.dev)", file=sys.stderr)
+        asked = [{"role": "user", "content": prompt}] if chat else prompt
+        _, stopped, trace = print_answer(llm, asked, params, args.stats)
+    if args.trace:
+        print(f"trace written: {trace.save(args.trace)} (open it at ui.perfetto.dev)", file=sys.stderr)
     return 130 if stopped else 0
 
 
@@ -168,18 +176,12 @@ def _next_line() -> str | None:
 def _answer(llm: LLM, messages: list[dict[str, str]], line: str, params: SamplingParams, stats: bool) -> None:
     """Answer one line; it and what was said of the answer, cut short or not, join ``messages``."""
     asked = [*messages, {"role": "user", "content": line}]
-    with llm.tracing() as trace:
-        before = scheduler_seconds()
-        try:
-            stream = llm.stream(asked, params)
-        except InvalidRequest as error:
-            print(f"{error}\n/clear starts a new conversation.")
-            return
-        said, stopped = print_stream(stream)
-        waited = waited_share(before, scheduler_seconds())
+    try:
+        said, *_ = print_answer(llm, asked, params, stats)
+    except InvalidRequest as error:
+        print(f"{error}\n/clear starts a new conversation.")
+        return
     messages[:] = [*asked, {"role": "assistant", "content": said}]
-    if stats and not stopped:
-        print(_report(llm, stream.output, trace, waited))
 
 
 def _report(llm: LLM, output: RequestOutput, trace: Trace, waited: float | None) -> str:

@@ -12,7 +12,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from minillm.config import DTYPES
+from minillm.cli.answer import add_model_arguments
+from minillm.errors import DownloadError
+from minillm.model.hub import cache_dir, is_offline, resolve
 
 DISTRIBUTION = "minillm-course"
 # The download, the GGUF unpacked from it, and the converted weights beside it.
@@ -30,14 +32,12 @@ class Finding(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the user means to run."""
-    parser.add_argument("--model", default="smollm2-135m", help="name, Hugging Face id or folder, or .gguf file")
-    parser.add_argument("--dtype", default="auto", choices=DTYPES, help="number format (default: auto)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
+    add_model_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print every finding; 1 when one of them is a problem. Fetches nothing."""
-    args.offline = os.environ.get("MINILLM_OFFLINE", "") not in ("", "0")
+    args.offline = is_offline()
     os.environ["MINILLM_OFFLINE"] = "1"
     problems = 0
     for finding in examine(args):
@@ -127,23 +127,21 @@ def check_device(args: argparse.Namespace) -> Finding:
 
 def check_cache(args: argparse.Namespace) -> Finding:
     """That the cache folder can be written."""
-    from minillm.model.hub import cache_dir
-
-    folder = cache_dir()
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    existing = _existing(cache_dir())
     ok = existing.is_dir() and os.access(existing, os.W_OK)
-    return Finding("cache", ok, str(folder), "" if ok else "set MINILLM_HOME to a folder that you may write to")
+    return Finding("cache", ok, str(cache_dir()), "" if ok else "set MINILLM_HOME to a folder that you may write to")
 
 
 def check_disk(args: argparse.Namespace) -> Finding:
     """Room on the cache folder's disk for a model that is not here yet."""
-    from minillm.model.hub import cache_dir
-
-    folder = cache_dir()
-    free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+    free = shutil.disk_usage(_existing(cache_dir())).free
     ok = free >= ROOM_FOR_MODEL_BYTES or _find(args.model) is not None
     advice = f"free {ROOM_FOR_MODEL_BYTES / 1e9:.1f} GB, or set MINILLM_HOME to a folder on a larger disk"
     return Finding("disk", ok, f"{free / 1e9:.1f} GB free", "" if ok else advice)
+
+
+def _existing(folder: Path) -> Path:
+    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def check_model(args: argparse.Namespace) -> Finding:
@@ -162,9 +160,6 @@ def check_model(args: argparse.Namespace) -> Finding:
 
 def _find(model: str) -> Path | None:
     """Where the model is, or ``None`` while it would have to be fetched (``run`` has forbidden that)."""
-    from minillm.errors import DownloadError
-    from minillm.model.hub import resolve
-
     try:
         return resolve(model)
     except DownloadError:

@@ -146,34 +146,30 @@ def _cut(pieces: list[str], pattern: regex.Pattern, behavior: str, invert: bool 
     """Cut pieces at the matches of ``pattern``; ``behavior`` says where a match goes, ``invert`` swaps the roles."""
     result: list[str] = []
     for piece in pieces:
-        parts: list[list] = []  # [text, is it a match]
+        parts: list[tuple[str, bool]] = []  # text, is it a match
         position = 0
-        for found in pattern.finditer(piece):
-            start, end = found.span()
-            if start == end:
-                continue
-            if position < start:
-                parts.append([piece[position:start], invert])
-            parts.append([piece[start:end], not invert])
+        spans = [found.span() for found in pattern.finditer(piece) if found.group()]
+        for start, end in [*spans, (len(piece), len(piece))]:
+            parts += [(piece[position:start], invert), (piece[start:end], not invert)]
             position = end
-        if position < len(piece):
-            parts.append([piece[position:], invert])
-        result += _place(parts, behavior)
+        result += _place([part for part in parts if part[0]], behavior)
     return result
 
 
-def _place(parts: list[list], behavior: str) -> list[str]:
+def _place(parts: list[tuple[str, bool]], behavior: str) -> list[str]:
     if behavior in ("Isolated", "Removed"):
         return [text for text, is_match in parts if behavior == "Isolated" or not is_match]
-    joined: list[list] = []
+    placed: list[str] = []
+    before = None  # whether the part before is a match
     for text, is_match in parts:
-        last_is_match = joined[-1][1] if joined else None
-        if joined and (
-            (behavior == "Contiguous" and is_match == last_is_match)
-            or (behavior == "MergedWithPrevious" and is_match and not last_is_match)
-            or (behavior == "MergedWithNext" and last_is_match and not is_match)
-        ):
-            joined[-1] = [joined[-1][0] + text, is_match]
+        joins = {
+            "Contiguous": is_match == before,
+            "MergedWithPrevious": is_match and before is False,
+            "MergedWithNext": before is True and not is_match,
+        }
+        if joins[behavior]:
+            placed[-1] += text
         else:
-            joined.append([text, is_match])
-    return [text for text, _ in joined]
+            placed.append(text)
+        before = is_match
+    return placed
