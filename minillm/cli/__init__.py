@@ -34,6 +34,8 @@ COMMANDS = {
     "pull": Command("fetch a model into the cache", "minillm.cli.pull"),
     "doctor": Command("check this installation, and say what to do about each problem", "minillm.cli.doctor"),
     "card": Command("measure this machine and keep the result", "minillm.cli.card"),
+    "estimate": Command("will a model fit, how fast at best, what limits it: without its weights",
+                        "minillm.cli.estimate"),
     "bench": Command("compare decoding and prefill with transformers", "minillm.measure.compare", run="main"),
     "course": Command("execute, lint and copy the course's notebooks", "minillm.course.commands", run="main"),
 }

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from minillm.measure.results import shipped_file
 from minillm.measure.results import write_atomically as write_text
 
 __all__ = ["CourseError", "Store", "cache_folder", "data_file", "data_folder", "notebooks_folder", "write_text"]
@@ -18,18 +19,15 @@ class CourseError(ValueError):
 
 
 def data_file(name: str) -> Path:
-    """The path of a shipped data file, such as ``"quizzes/00.json"``: beside the package in a checkout, inside it once
-    installed.
+    """The path of a shipped data file, such as ``"quizzes/00.json"``.
 
     Raises:
-        CourseError: when it is in neither place.
+        CourseError: when it is missing.
     """
-    places = [_PACKAGE.parent / "data" / name, _PACKAGE / "data" / name]
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
-        raise CourseError(f"data file {name!r} is missing; looked in {places[0].parent} and {places[1].parent}. "
-                          "Install the package again, or work in a complete checkout.")
-    return found
+    try:
+        return shipped_file(name)
+    except FileNotFoundError as error:
+        raise CourseError(str(error)) from None
 
 
 def data_folder() -> Path:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 
+from minillm.measure.report import format_bytes, format_seconds
+
+__all__ = ["format_bytes", "format_seconds", "parse_quantity"]
+
 # unit: (what it measures, size in the base unit of that kind)
 _UNITS: dict[str, tuple[str, float]] = {
     "s": ("time", 1.0), "ms": ("time", 1e-3), "us": ("time", 1e-6), "µs": ("time", 1e-6),
@@ -39,18 +43,3 @@ def parse_quantity(given: str | float, unit: str) -> float:
     if kind != wanted_kind:
         raise ValueError(f"The answer is asked for in {unit}; {match[2]!r} is not a unit of that kind")
     return value * size / wanted_size
-
-
-def format_bytes(num_bytes: float) -> str:
-    """Bytes in decimal units: ``"96.6 MB"`` (1 MB is a million bytes; 1 MiB is 2**20)."""
-    for size, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.3g} {name}"
-    return f"{num_bytes:.0f} B"
-
-
-def format_seconds(seconds: float) -> str:
-    """Seconds in the unit that suits: ``"1.35 s"``, ``"17.2 ms"``, ``"85 µs"``."""
-    if abs(seconds) >= 1:
-        return f"{seconds:.3g} s"
-    return f"{seconds * 1e3:.3g} ms" if abs(seconds) >= 1e-3 else f"{seconds * 1e6:.3g} µs"

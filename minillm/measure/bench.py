@@ -85,7 +85,8 @@ def measure_card(device: str = "auto", seconds: float = 6.0) -> MachineCard:
         num_threads=torch.get_num_threads(), read_bytes_per_s=read_rate,
         flops_per_s={name: rate for name, (rate, _) in matmuls.items()}, operator_overhead_s=overhead_s,
         noise=max(read_noise, *(noise for _, noise in matmuls.values())), buffer_bytes=buffer_bytes,
-        cpu_share=cpu_share, cache_bytes=cache_bytes, versions=package_versions() | {"torch": torch.__version__},
+        cpu_share=cpu_share, cache_bytes=cache_bytes, memory_bytes=_memory_bytes(device),
+        versions=package_versions() | {"torch": torch.__version__},
     )
 
 
@@ -154,7 +155,16 @@ def _buffer_bytes(device: str, cache_bytes: int) -> int:
 def _free_bytes(device: str) -> int:
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    return _pages("SC_AVPHYS_PAGES") or 4 * 2**30  # small enough for any machine
+
+
+def _memory_bytes(device: str) -> int:
+    return torch.cuda.mem_get_info(device)[1] if torch.device(device).type == "cuda" else _pages("SC_PHYS_PAGES")
+
+
+def _pages(name: str) -> int:
+    """Bytes in the pages that the system counts under ``name``; 0 where it does not (macOS, Windows)."""
     try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # not told here (macOS, Windows): small enough for any machine
-        return 4 * 2**30
+        return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return 0

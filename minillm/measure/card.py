@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from minillm.measure.results import now, read_strict_json, write_atomically
 
@@ -29,6 +30,9 @@ class MachineCard:
             measurements below about twice that says nothing.
         cpu_share: how much of its threads' time this process really got while it read; well below 1, others ran too.
         cache_bytes: the last-level cache as the system reports it; 0 where it does not.
+        memory_bytes: the device's memory; 0 where the system does not tell.
+        kernels: by dtype option, what real kernels reach (the fields of
+            :class:`~minillm.measure.hardware.KernelRates`); empty until measured.
     """
 
     device: str
@@ -41,6 +45,8 @@ class MachineCard:
     buffer_bytes: int
     cpu_share: float = 1.0
     cache_bytes: int = 0
+    memory_bytes: int = 0
+    kernels: dict[str, dict[str, Any]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     measured_at: str = field(default_factory=now)
 

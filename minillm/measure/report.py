@@ -103,6 +103,21 @@ def stage_lines(trace: Trace) -> list[str]:
     return lines
 
 
+def format_bytes(num_bytes: float) -> str:
+    """Bytes in decimal units: ``"96.6 MB"`` (1 MB is a million bytes; 1 MiB is 2**20)."""
+    for size, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.3g} {name}"
+    return f"{num_bytes:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds in the unit that suits: ``"1.35 s"``, ``"17.2 ms"``, ``"85 µs"``."""
+    if abs(seconds) >= 1:
+        return f"{seconds:.3g} s"
+    return f"{seconds * 1e3:.3g} ms" if abs(seconds) >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+
+
 def milliseconds(seconds: float | None) -> str:
     """Seconds as milliseconds, eleven characters wide; "n/a" where there is no value."""
     return "     n/a   " if seconds is None else f"{seconds * 1e3:8,.1f} ms"

@@ -123,6 +123,23 @@ def measurements_dir() -> Path:
     return root / "data" / "measurements"
 
 
+def shipped_file(name: str) -> Path:
+    """The path of a data file that comes with the package, such as ``"hardware.json"``: beside the package in a
+    checkout, inside it once installed.
+
+    Raises:
+        FileNotFoundError: it is in neither place.
+    """
+    package = Path(__file__).resolve().parents[1]
+    places = [package.parent / "data" / name, package / "data" / name]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise FileNotFoundError(
+            f"data file {name!r} is missing; looked in {places[0].parent} and {places[1].parent}. Install the package "
+            "again, or work in a complete checkout.")
+    return found
+
+
 def read_strict_json(path: str | Path) -> Any:
     """The JSON in ``path``; NaN and infinity, which are no JSON, raise ``ValueError``."""
     def refuse(constant: str) -> None:

@@ -1,0 +1,251 @@
+"""The cost model: bytes, FLOPs and operator calls of one step of a decoder, and the least time they take. No torch.
+
+A step computes ``num_new`` tokens of each of ``batch`` sequences that have ``context`` tokens cached: with ``num_new``
+1 a decode step, with ``context`` 0 a prefill. Roofline (Williams, Waterman and Patterson 2009, "Roofline: an insightful
+visual performance model for multicore architectures"): a kernel reads and multiplies at the same time, so it takes the
+*longer* of bytes / bandwidth and FLOPs / FLOP rate; kernels follow one another, so their times *add*.
+
+Counted: weights that are really read, K and V, matmuls. Ignored: activations (norms, SiLU, softmax and residuals read
+and write a few rows), the sampler, the scheduler. So an estimate is a least time, not a promise.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from minillm.measure.hardware import Hardware
+from minillm.measure.report import kv_bytes_read
+from minillm.model.config import ModelConfig
+
+
+class Format(NamedTuple):
+    """Bytes of a weight, and of a number of K or V; ``arithmetic`` names the dtype that is multiplied in."""
+
+    weight_bytes: int
+    kv_bytes: int
+    arithmetic: str
+
+
+# By the engine's option ``dtype``. "auto" is what it means on an x86 CPU; on CUDA it is bfloat16 (before 2020 float16).
+FORMATS = {
+    "auto": Format(2, 4, "float32"), "float32": Format(4, 4, "float32"), "float64": Format(8, 8, "float64"),
+    "bfloat16": Format(2, 2, "bfloat16"), "float16": Format(2, 2, "float16"),
+}
+MAX_CROSSOVER = 2**20
+
+
+class Part(NamedTuple):
+    """Kernels of one kind in a step. ``rows``: how many each weight that is read is multiplied with."""
+
+    num_bytes: float
+    flops: float
+    rows: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCost:
+    """What one step reads, writes, multiplies and calls.
+
+    Args:
+        parts: by name, in order: ``embedding``, ``norms``, ``qkv``, ``attention``, ``output``, ``mlp`` (router and
+            experts too) and ``head``.
+        kv_bytes_read: K and V of the cached tokens (sliding windows respected).
+        kv_bytes_written: K and V of the new ones.
+        operators: calls that the eager decoder issues with minillm's own attention, views included: each costs the
+            overhead of a call, whatever it computes.
+    """
+
+    dtype: str
+    batch: int
+    num_new: int
+    context: int
+    parts: Mapping[str, Part]
+    kv_bytes_read: float
+    kv_bytes_written: float
+    operators: int
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of weights read: of the input embedding one row a token, of the experts those that are woken."""
+        return sum(part.num_bytes for name, part in self.parts.items() if name != "attention")
+
+    @property
+    def num_bytes(self) -> float:
+        """All bytes read and written."""
+        return sum(part.num_bytes for part in self.parts.values())
+
+    @property
+    def flops(self) -> float:
+        """All FLOPs, a multiply and an add counted as two."""
+        return sum(part.flops for part in self.parts.values())
+
+    @property
+    def intensity(self) -> float:
+        """Arithmetic intensity: FLOPs per byte."""
+        return self.flops / self.num_bytes
+
+
+def parameters(config: ModelConfig) -> dict[str, int]:
+    """Numbers in the weights by part; their sum is the model's size. A tied ``head`` has none of its own."""
+    hidden, head = config.hidden_size, config.vocab_size * config.hidden_size
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    return {
+        "embedding": head,
+        "norms": config.num_layers * (2 * hidden + config.qk_norm * 2 * config.head_dim) + hidden,
+        "qkv": config.num_layers * (query + 2 * key) * (hidden + config.qkv_bias),
+        "output": config.num_layers * hidden * (query + config.o_bias),
+        "mlp": round(_mlp_weights(config, config.num_experts)),
+        "head": 0 if config.tie_word_embeddings else head,
+    }
+
+
+def _mlp_weights(config: ModelConfig, experts: float) -> float:
+    """Weights of all layers' MLPs, where so many ``experts`` of each sparse layer count; routers whole."""
+    hidden, inner, sparse = config.hidden_size, config.intermediate_size, sum(config.sparse_layers)
+    dense = 3 * hidden * inner + config.mlp_bias * (2 * inner + hidden)
+    router, expert = config.num_experts * hidden, 3 * hidden * config.moe_intermediate_size
+    return (config.num_layers - sparse) * dense + sparse * (router + experts * expert)
+
+
+def weight_bytes_held(config: ModelConfig, dtype: str = "bfloat16") -> int:
+    """Memory that the weights take as stored; kernels that pack them hold a little more."""
+    return sum(parameters(config).values()) * format_of(dtype).weight_bytes
+
+
+def kv_bytes_per_token(config: ModelConfig, dtype: str = "bfloat16") -> int:
+    """Cache that one token of one sequence takes: 2 (K and V) x layers x KV heads x head dimension x bytes."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * format_of(dtype).kv_bytes
+
+
+def format_of(dtype: str) -> Format:
+    """The bytes behind an option ``dtype``; ``ValueError`` names those there are."""
+    if dtype not in FORMATS:
+        raise ValueError(f"unknown dtype {dtype!r}; known: {', '.join(FORMATS)}")
+    return FORMATS[dtype]
+
+
+def experts_woken(num_experts: int, per_token: int, rows: int) -> float:
+    """Expected number of distinct experts that ``rows`` tokens visit in a layer, were each choice equally likely."""
+    return num_experts * (1 - (1 - per_token / num_experts) ** rows) if num_experts else 0.0
+
+
+def attended_pairs(num_new: int, context: int, window: int | None = None) -> int:
+    """Pairs of a query and a key that a causal mask keeps: of T new tokens alone, T (T + 1) / 2."""
+    growing = num_new if window is None else min(num_new, max(0, window - context))  # queries that see all before them
+    pairs = growing * context + growing * (growing + 1) // 2
+    return pairs if window is None else pairs + (num_new - growing) * window
+
+
+def step_cost(config: ModelConfig, *, batch: int = 1, num_new: int = 1, context: int = 0, dtype: str = "bfloat16",
+              logits: str = "last") -> StepCost:
+    """The cost of a step (see the module). ``logits``: of the ``"last"`` row of each sequence, ``"all"`` or ``"none"``.
+
+    Raises:
+        ValueError: ``batch`` or ``num_new`` below 1, ``context`` below 0, or an unknown ``dtype`` or ``logits``.
+    """
+    if min(batch, num_new) < 1 or context < 0:
+        raise ValueError(f"a step needs batch and num_new of at least 1 and context of at least 0, got batch {batch}, "
+                         f"num_new {num_new}, context {context}")
+    if logits not in ("last", "all", "none"):
+        raise ValueError(f"logits must be 'last', 'all' or 'none', got {logits!r}")
+    form, sizes, rows = format_of(dtype), parameters(config), batch * num_new
+    logit_rows = {"last": batch, "all": rows, "none": 0}[logits]
+    read = batch * kv_bytes_read(config, context, form.kv_bytes)
+    written = float(rows * kv_bytes_per_token(config, dtype))
+    woken = experts_woken(config.num_experts, config.num_experts_per_token, rows)
+    mlp, mlp_flops = _mlp_weights(config, woken), 2 * rows * _mlp_weights(config, config.num_experts_per_token)
+    windows = config.sliding_window or (None,) * config.num_layers
+    pairs = batch * sum(attended_pairs(num_new, context, window) for window in windows)
+    parts = {
+        "embedding": Part(rows * config.hidden_size * form.weight_bytes, 0, rows),
+        "norms": Part(sizes["norms"] * max(4, form.kv_bytes), 0, rows),  # kept in float32 or wider
+        "qkv": _linear(sizes["qkv"], form, rows),
+        "attention": Part(read + written, 4 * config.num_heads * config.head_dim * pairs, 0),
+        "output": _linear(sizes["output"], form, rows),
+        "mlp": Part(mlp * form.weight_bytes, mlp_flops, mlp_flops / (2 * mlp)),
+        "head": _linear(sizes["embedding"] if logit_rows else 0, form, logit_rows),
+    }
+    return StepCost(dtype=dtype, batch=batch, num_new=num_new, context=context, parts=parts, kv_bytes_read=read,
+                    kv_bytes_written=written, operators=_operators(config, batch, num_new, context, woken))
+
+
+def _linear(num_weights: int, form: Format, rows: int) -> Part:
+    return Part(num_weights * form.weight_bytes, 2 * num_weights * rows, rows)
+
+
+def _operators(config: ModelConfig, batch: int, num_new: int, context: int, woken: float) -> int:
+    """As the decoder issues them; a test counts the real one's calls."""
+    layer = 26 + 5 * config.qk_norm + (batch > 1)  # norms, linears, RoPE, SwiGLU, residuals
+    sequence = 17 if num_new == 1 else 20  # write, read and attend
+    new_caches = 0 if context else batch * (2 + 2 * config.num_layers)
+    return round(24 + config.num_layers * (layer + batch * sequence) + new_caches +
+                 sum(config.sparse_layers) * (3 + 12 * woken))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Least seconds of a step on a machine.
+
+    Args:
+        time_s: the estimate, from ``parts_s`` and ``operators_s``.
+        bytes_s, flops_s, operators_s: what each ceiling alone would take; ``flops_s`` is ``None`` where no FLOP rate is
+            known for the dtype, and ``time_s`` then too low for a prompt.
+        limit: the highest of the three, ``"bytes"``, ``"flops"`` or ``"operators"``.
+        parts_s: by part, what its kernels take.
+    """
+
+    time_s: float
+    bytes_s: float
+    flops_s: float | None
+    operators_s: float
+    limit: str
+    parts_s: Mapping[str, float]
+
+
+def estimate(cost: StepCost, hardware: Hardware, *, ideal: bool = False) -> Estimate:
+    """The least time of ``cost`` on ``hardware``; where its kernels were measured, the time of such kernels.
+
+    ``ideal`` keeps to the straight lines of the roofline even then.
+    """
+    rate = hardware.flops_per_s.get(format_of(cost.dtype).arithmetic)
+    rates = None if ideal else hardware.kernels.get(cost.dtype)
+
+    def seconds(name: str, part: Part) -> float:
+        if rates and name == "attention":
+            return max(part.num_bytes / rates.kv_bytes_per_s, part.flops / rates.attention_flops_per_s)
+        if rates and part.flops:
+            return part.num_bytes * rates.linear_seconds_per_byte(part.rows)
+        return max(part.num_bytes / hardware.read_bytes_per_s, part.flops / rate if rate else 0.0)
+
+    parts_s = {name: seconds(name, part) for name, part in cost.parts.items()}
+    work_s, operators_s = sum(parts_s.values()), cost.operators * hardware.operator_overhead_s
+    ceilings = {"bytes": cost.num_bytes / hardware.read_bytes_per_s, "flops": cost.flops / rate if rate else 0.0,
+                "operators": operators_s}
+    return Estimate(
+        time_s=max(work_s, operators_s) if hardware.is_async else work_s + operators_s, bytes_s=ceilings["bytes"],
+        flops_s=ceilings["flops"] if rate else None, operators_s=operators_s, limit=max(ceilings, key=ceilings.get),
+        parts_s=parts_s)
+
+
+def crossover_batch(config: ModelConfig, hardware: Hardware, *, dtype: str = "bfloat16",
+                    context: int = 0) -> int | None:
+    """The smallest batch whose decode step multiplies for as long as it reads: more requests then cost time.
+
+    ``None``: there is none (each request brings more bytes of K and V than FLOPs), or no FLOP rate is known.
+    """
+    def is_compute_bound(batch: int) -> bool:
+        step = estimate(step_cost(config, batch=batch, context=context, dtype=dtype), hardware, ideal=True)
+        return step.flops_s is not None and step.flops_s >= step.bytes_s
+
+    batches = range(1, MAX_CROSSOVER)
+    found = bisect_left(batches, True, key=is_compute_bound)
+    return batches[found] if found < len(batches) else None
+
+
+def max_requests(config: ModelConfig, hardware: Hardware, *, context: int, dtype: str = "bfloat16") -> int:
+    """How many requests of ``context`` tokens fit beside the weights; 0 when not even one does."""
+    free = hardware.memory_bytes - weight_bytes_held(config, dtype)
+    return max(0, int(free // (kv_bytes_per_token(config, dtype) * max(1, context))))
