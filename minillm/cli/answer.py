@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -143,10 +143,8 @@ def _read_standard_input(args: Arguments) -> str:
 
 def chat(args: Arguments) -> int:
     """Talk until /exit, Ctrl-D or Ctrl-C at the prompt."""
-    try:
+    with suppress(ImportError):
         import readline  # noqa: F401  line editing and recall where the system has it
-    except ImportError:
-        pass
     params, opening = _params(args), [{"role": "system", "content": args.system}] if args.system else []
     with load(args) as llm:
         print(CHAT_HELP)

@@ -112,8 +112,7 @@ def _hf_places(name: str, num_experts: int) -> list[Location]:
         return [Location((name,))]
     matrix = part.removeprefix("experts.")
     mixtral = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}[matrix]
-    fused = f"{layer}.mlp.experts." + ("down_proj" if matrix == "down_proj" else "gate_up_proj")
-    half = {"gate_proj": 0, "up_proj": 1}.get(matrix)
+    fused, half = {"gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1)}.get(matrix, (matrix, None))
     per_expert = [
         Location(tuple(pattern.format(expert) for expert in range(num_experts)), stack=True)
         for pattern in (
@@ -122,7 +121,7 @@ def _hf_places(name: str, num_experts: int) -> list[Location]:
             f"{layer}.mlp.experts.{{}}.{mixtral}.weight",
         )
     ]
-    return [*per_expert, Location((fused,), half=half)]
+    return [*per_expert, Location((f"{layer}.mlp.experts.{fused}",), half=half)]
 
 
 class GGUFCheckpoint(Checkpoint):

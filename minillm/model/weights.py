@@ -20,7 +20,8 @@ from minillm.model.decoder import Decoder
 from minillm.model.layers import WeightReader
 from minillm.model.linear import DenseLinear, Linear
 
-HEAD = "lm_head.weight"
+HEAD, FETCH_AGAIN = "lm_head.weight", "fetch the model again"
+HINTS = {HEAD: "its config says tie_word_embeddings = false; if the head is tied to the embedding, set it to true"}
 
 
 class _Recorder(WeightReader):
@@ -85,7 +86,7 @@ def _locate_all(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]],
         place = next((a for a in alternatives if any(part in stored for part in a.names)), alternatives[0])
         for part in place.names:
             if part not in stored:
-                raise ModelError(f"tensor {part!r} ({name}) is missing from {path}; {_hint(name)}")
+                raise ModelError(f"tensor {part!r} ({name}) is missing from {path}; {HINTS.get(name, FETCH_AGAIN)}")
             if stored[part] != place.stored_shape(shape):
                 raise ModelError(
                     f"tensor {part!r} in {path} has shape {list(stored[part])}, but the config asks for "
@@ -102,12 +103,6 @@ def _locate_all(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]],
             "the config and the weights are not of one model"
         )
     return places
-
-
-def _hint(name: str) -> str:
-    if name == HEAD:
-        return "its config says tie_word_embeddings = false; if the head is tied to the embedding, set it to true"
-    return "fetch the model again"
 
 
 def _read(checkpoint: Checkpoint, place: Location) -> torch.Tensor:
