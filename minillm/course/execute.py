@@ -1,7 +1,8 @@
-"""Run a notebook in a fresh kernel: to commit it, to record its measurements, or to hand the reader a copy."""
+"""Run a notebook in a fresh kernel to commit it, or hand the reader a copy."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -13,10 +14,8 @@ import nbformat
 
 from minillm.course.files import CourseError, write_text
 from minillm.course.live import VARIABLE
-from minillm.course.session import RECORD_VARIABLE, recorded_card
 
 _TIMEOUT_S = 300
-_BUSY_LOAD = 0.7
 # A link of the course to another of its files: a relative target, whose folder changes in a copy.
 _RELATIVE_LINK = re.compile(r"\]\((?![a-z]+:|#|/)([^)\s]+)\)")
 
@@ -37,43 +36,23 @@ def execute(path: Path) -> str:
     return f"{path.name}: {seconds:.0f} s, peak memory {peak_bytes / 1e9:.2f} GB, {path.stat().st_size / 1e3:.0f} kB"
 
 
-def record(path: Path) -> str:
-    """Run a notebook live on this machine; its measuring cells write to ``data/measurements``, the file stays.
-
-    Warns on standard error when other work runs before it starts, or ran while the card was measured.
-    """
-    if (load := load_per_core()) > _BUSY_LOAD:
-        print(f"warning: this machine is busy (load average {load:.1f} per core): a record made now shows other work "
-              "too. Wait until it is idle, and record again.", file=sys.stderr)
-    notebook = nbformat.read(path, as_version=4)
-    run(notebook, path.parent, {VARIABLE: "1", RECORD_VARIABLE: path.stem})
-    card = recorded_card()
-    if card.busy:
-        print(f"warning: other work ran while the card was measured ({card.cpu_share:.0%} of the cores' time was ours, "
-              f"noise {card.noise:.0%}): do not keep this record, record again.", file=sys.stderr)
-    return f"{path.name}: measurements recorded; run `minillm course execute {path.name[:2]}` to show them"
-
-
-def load_per_core() -> float:
-    """Programs that ran or waited to run over the last minute, for each core; 0 where the system does not say."""
-    return os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 0.0
-
-
-def run(notebook: Any, folder: Path, variables: dict[str, str]) -> int:
-    """Execute every cell in a kernel of this Python, started in ``folder``. Returns the kernel's peak memory in bytes.
+def run(notebook: Any, folder: Path, variables: dict[str, str], timeout_s: float = _TIMEOUT_S) -> int:
+    """Execute every cell in a kernel of this Python, started in ``folder``, each within ``timeout_s`` seconds. Returns
+    the kernel's peak memory in bytes.
 
     Raises:
         CourseError: on the first cell that fails or writes to stderr.
     """
     from nbclient import NotebookClient
-    from nbclient.exceptions import CellExecutionError
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError
 
-    client = NotebookClient(notebook, timeout=_TIMEOUT_S, kernel_name="python3", record_timing=False,
+    client = NotebookClient(notebook, timeout=math.ceil(min(timeout_s, _TIMEOUT_S)), kernel_name="python3",
+                            record_timing=False,
                             extra_arguments=["--IPKernelApp.log_level=40"],  # errors of the kernel, not its advice
                             resources={"metadata": {"path": str(folder)}})
     try:
         client.execute(env=os.environ | variables)
-    except CellExecutionError as error:
+    except (CellExecutionError, CellTimeoutError) as error:
         raise CourseError(f"a cell failed, nothing was written:\n{error}") from None
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):

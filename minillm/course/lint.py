@@ -214,6 +214,12 @@ def exercises(notebook: Any) -> Iterator[str]:
             yield f"cell {cell.id!r} must hold f = check(\"NN-k\", f)"
 
 
+def measure_names(notebook: Any) -> list[str]:
+    """The names that a notebook's cells give to ``session.measure``, in order."""
+    return [name for cell in _code(notebook) for name in re.findall(r"""session\.measure\(\s*["']([\w.-]+)["']""",
+                                                                     cell.source)]
+
+
 RULES: tuple[Rule, ...] = (
     sections, known_tags, metadata, cell_ids, sizes, figures, setup, compared, outputs, exercises)
 

@@ -11,17 +11,19 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from minillm.course.files import CourseError, Store, cache_folder, data_file, data_folder
+from minillm.course.files import CourseError, Store, cache_folder
 from minillm.course.guesses import Ledger
 from minillm.course.ladder import Ladder
 from minillm.course.live import EMPTY_PANEL, is_live
+from minillm.course.recording import is_recording, measured, recorded, recorded_card, recording_card
 from minillm.measure.card import MachineCard
-from minillm.measure.results import Recording, environment
 
-RECORD_VARIABLE = "MINILLM_RECORD"
-_RECORDED_CARD = "measurements/course_card.json"
+if TYPE_CHECKING:
+    from minillm.model.decoder import Decoder
+
+__all__ = ["Session", "recorded", "recorded_card", "start"]
 
 
 def start(*, seed: int = 0, threads: int | None = None) -> Session:
@@ -76,6 +78,8 @@ class Session:
         if not self.live:
             print("recorded card (yours appears when you run this)")
             return recorded_card()
+        if is_recording():
+            return recording_card()
         if again or not self._cards:
             from minillm.measure.bench import current_card
 
@@ -87,43 +91,31 @@ class Session:
     def measure(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
         """Run a measurement and return its values; ``None``, with a line that says so, where outputs are kept.
 
-        ``minillm course record NN`` runs the notebook with a switch that makes this write the values to
-        ``data/measurements/course_NAME.json``, so that recorded and live numbers come from the same cell.
+        ``minillm bench record`` (``minillm course record NN`` for one notebook) runs this and writes the values to
+        ``data/measurements/course_NAME.json``, so that recorded and live numbers come from the same cell. A notebook
+        may measure several things, each under a name that no other notebook uses.
         """
         if not self.live:
             print(f"Recorded run only: {EMPTY_PANEL}.")
             return None
-        values = work()
-        if os.environ.get(RECORD_VARIABLE):
-            from minillm.measure.bench import measure_card
+        return measured(name, work)
 
-            _record(name, values, measure_card())  # a fresh card: ratios need both from the same minute
-        return values
+    @property
+    def measure_device(self) -> str:
+        """Where measuring cells run: ``"cuda"`` where there is one, else ``"cpu"``. All other cells stay on the CPU."""
+        return "cuda" if self.device.startswith("cuda") else "cpu"
 
+    def measure_model(self, dtype: str = "auto") -> Decoder:
+        """The model that measuring cells run on :attr:`measure_device`: the default one on a CPU; on CUDA one whose
+        weights take at least 5 times as long to read as a step's calls take to issue, with random weights (for timing
+        alone). Prints its size."""
+        from minillm.course.measuring import measuring_decoder
 
-def _record(name: str, values: dict[str, Any], card: MachineCard) -> None:
-    folder = data_folder() / "measurements"
-    card.save(folder / "course_card.json")
-    Recording(name=f"course_{name}", samples=[values], settings={"notebook": os.environ[RECORD_VARIABLE]},
-              environment=environment(device=card.device, device_name=card.device_name, num_threads=card.num_threads,
-                                      cpu_share=card.cpu_share, path="eager")).save(folder / f"course_{name}.json")
-
-
-def recorded(name: str) -> Recording:
-    """The recorded run of a measurement: ``.samples[0]`` holds its values, ``.environment`` where it was made."""
-    return Recording.load(data_file(f"measurements/course_{name}.json"))
-
-
-def recorded_card() -> MachineCard:
-    """The card of the machine that made the recorded runs.
-
-    Raises:
-        CourseError: when the file is missing or cannot be read.
-    """
-    card = MachineCard.load(data_file(_RECORDED_CARD))
-    if card is None:
-        raise CourseError(f"{_RECORDED_CARD} cannot be read; get the project's files again")
-    return card
+        model = measuring_decoder(self.measure_device, self.card(), dtype)
+        kind = "the default model" if self.measure_device == "cpu" else "random weights, for timing alone"
+        print(f"{model.config.num_layers} layers of {model.config.hidden_size}, {model.num_bytes / 1e9:.2f} GB on "
+              f"{self.measure_device} ({kind})")
+        return model
 
 
 def where() -> str:

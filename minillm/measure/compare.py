@@ -202,6 +202,8 @@ def _same_token_lines(recording: Recording, engines: Sequence[str]) -> list[str]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``minillm bench``."""
+    parser.add_argument("what", nargs="?", choices=("compare", "record"), default="compare",
+                        help="compare (default) with transformers, or record the course's measurements")
     parser.add_argument("--model", default="smollm2-135m", help="name, Hugging Face id or folder, or .gguf file")
     parser.add_argument("--rounds", type=int, default=5, help="samples of each engine (default: %(default)s)")
     parser.add_argument("--prompt-tokens", type=int, default=128, metavar="N",
@@ -213,11 +215,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engines", default=",".join(DEFAULT_ENGINES), metavar="A,B",
                         help=f"with commas between them, of: {', '.join(ENGINES)} (default: all but float16)")
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1, mps")
+    recording = parser.add_argument_group("record")
+    recording.add_argument("--notebooks", default="", metavar="NN,NN", help="of these notebooks alone (default: all)")
+    recording.add_argument("--force", action="store_true", help="on a busy machine too")
+    recording.add_argument("--budget-s", type=float, default=480, metavar="S",
+                           help="begin no notebook after so many seconds (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="file of the samples (default: data/measurements/compare-DATE.json)")
 
 
 def main(args: argparse.Namespace) -> int:
     """Run ``minillm bench`` with parsed options; 0 when every sample was taken, 1 when one failed, 2 on bad options."""
+    if args.what == "record":
+        from minillm.course.commands import record_all
+
+        return record_all(args)
     engines = [name.strip() for name in args.engines.split(",") if name.strip()]
     name = args.out.stem if args.out else f"compare-{datetime.now(UTC):%Y-%m-%d-%H%M%S}"
     try:

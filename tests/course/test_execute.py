@@ -92,22 +92,3 @@ def test_work_command_and_unknown_numbers(tmp_path, monkeypatch, capsys):
         command("work", "91")
     with pytest.raises(CourseError, match="no notebook '92'; ready: 90"):
         command("work", "92")
-
-
-def test_record_runs_live_and_leaves_the_file(tmp_path):
-    path = notebook_file(tmp_path, "import os\nassert os.environ['MINILLM_LIVE'] == '1'\n"
-                                   "assert os.environ['MINILLM_RECORD'] == '90_try'")
-    before = path.read_bytes()
-    assert "measurements recorded" in execute.record(path)
-    assert path.read_bytes() == before
-
-
-def test_recording_on_a_busy_machine_warns(tmp_path, monkeypatch, capsys):
-    from dataclasses import replace
-    quiet = replace(execute.recorded_card(), cpu_share=1.0, noise=0.0)
-    for load, card, warnings in ((0.1, quiet, 0), (0.9, quiet, 1), (0.9, replace(quiet, cpu_share=0.5), 2)):
-        monkeypatch.setattr(execute, "load_per_core", lambda load=load: load)
-        monkeypatch.setattr(execute, "recorded_card", lambda card=card: card)
-        monkeypatch.setattr(execute, "run", lambda *_: 0)
-        execute.record(notebook_file(tmp_path, "1"))
-        assert capsys.readouterr().err.count("warning") == warnings

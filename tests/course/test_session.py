@@ -1,5 +1,6 @@
 """The setup cell: the right package, versions that fit, seeds, threads, and where it runs."""
 
+import dataclasses
 import json
 import random
 import sys
@@ -12,7 +13,8 @@ import torch
 from minillm.course import session as session_module
 from minillm.course import start
 from minillm.course.files import CourseError, Store, data_file
-from minillm.course.session import RECORD_VARIABLE, available_cores, version_problem, where
+from minillm.course.recording import FOLDER_VARIABLE, RECORD_VARIABLE
+from minillm.course.session import available_cores, version_problem, where
 
 
 @pytest.fixture(autouse=True)
@@ -120,16 +122,55 @@ def test_a_kept_run_writes_nothing_and_measures_nothing(home, monkeypatch, capsy
 
 
 def test_measuring_returns_the_values_and_records_only_when_asked(monkeypatch, tmp_path):
+    """Several names a notebook, each with the card that the recording measured once."""
     session = start(threads=1)
-    assert session.measure("x", lambda: {"a": 1}) == {"a": 1}
+    assert session.measure("x", lambda: {"a": 1}) == {"a": 1} and list(tmp_path.glob("*.json")) == []
     monkeypatch.setenv(RECORD_VARIABLE, "00_x")
-    monkeypatch.setattr(session_module, "data_folder", lambda: tmp_path)
-    monkeypatch.setattr("minillm.measure.bench.measure_card", a_card)
-    session.measure("x", lambda: {"a": 1})
-    kept = json.loads((tmp_path / "measurements" / "course_x.json").read_text())
-    assert kept["samples"] == [{"a": 1}] and kept["environment"]["device_name"] == "test"
-    assert kept["environment"]["versions"]
-    assert (tmp_path / "measurements" / "course_card.json").exists()
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    a_card().save(tmp_path / "course_card.json")
+    monkeypatch.setattr("minillm.measure.bench.measure_card", lambda *_: pytest.fail("measured again"))
+    assert session.card() == a_card(measured_at=session.card().measured_at)
+    for name in ("x", "y"):
+        session.measure(name, lambda: {"a": 1})
+        kept = json.loads((tmp_path / f"course_{name}.json").read_text())
+        assert kept["samples"] == [{"a": 1}] and kept["environment"]["device_name"] == "test"
+        assert kept["settings"]["notebook"] == "00_x" and kept["settings"]["card"]["read_bytes_per_s"] == 1e9
+        assert kept["environment"]["versions"] and "waited_share" in kept["environment"]
+
+
+def test_measuring_cells_move_to_cuda_alone(monkeypatch):
+    session = start(threads=1)
+    devices = [dataclasses.replace(session, device=device).measure_device for device in ("cpu", "cuda:0", "mps")]
+    assert devices == ["cpu", "cuda", "cpu"]
+
+
+def test_on_a_cpu_the_model_that_is_measured_is_the_default_one(monkeypatch, capsys):
+    """On CUDA it has random weights and the size that its bandwidth and overhead ask for."""
+    from minillm.course import measuring
+    from minillm.course.batteries.cache import tiny_config
+
+    config = tiny_config()
+    random = measuring.random_decoder(config, dtype="float32")
+    assert random.config == config and random.device.type == "cpu"
+    seen = []
+    monkeypatch.setattr("minillm.llm.load_decoder", lambda path, **options: seen.append(options) or random)
+    monkeypatch.setattr("minillm.model.hub.resolve", lambda name: seen.append(name) or name)
+    session = dataclasses.replace(start(threads=1), device="cpu")
+    monkeypatch.setattr("minillm.measure.bench.current_card", lambda **_: a_card())
+    assert session.measure_model("float32") is random
+    assert seen == ["smollm2-135m", {"dtype": "float32", "device": "cpu"}]
+    assert "2 layers of 32" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("read_bytes_per_s", "overhead_s", "memory_bytes", "expected"), [
+    (30e9, 1e-6, 140e9, "smollm2-135m"), (320e9, 1e-6, 140e9, "llama-3.2-1b"), (4.8e12, 4e-6, 140e9, "llama-3-8b"),
+    (320e9, 4e-6, 15e9, "llama-3.2-1b"), (4.8e12, 4e-6, 1e8, "smollm2-135m")])
+def test_a_gpu_measures_the_smallest_model_whose_bytes_outweigh_its_calls(
+        read_bytes_per_s, overhead_s, memory_bytes, expected):
+    from minillm.course.measuring import shape_for
+
+    card = a_card(read_bytes_per_s=read_bytes_per_s, operator_overhead_s=overhead_s)
+    assert shape_for(card, memory_bytes) == expected
 
 
 def a_card(**changes):

@@ -1,0 +1,61 @@
+"""Which model a measuring cell runs: the default one on a CPU, on a GPU one large enough that its bytes show."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from minillm.measure.card import MachineCard
+
+if TYPE_CHECKING:
+    from minillm.model.config import ModelConfig
+    from minillm.model.decoder import Decoder
+
+GPU_SHAPES = ("smollm2-135m", "llama-3.2-1b", "llama-3-8b")
+LEAST_READING, MOST_MEMORY = 5.0, 0.6
+"""Reading the weights takes this many times the calls' overhead; they and a copy of the largest fit in this share."""
+
+
+def shape_for(card: MachineCard, memory_bytes: float) -> str:
+    """The smallest of :data:`GPU_SHAPES` whose weights, in 16 bit, take at least 5 times as long to read as the calls
+    of a decode step take to issue; where none does, the largest that fits ``memory_bytes``."""
+    from minillm.measure.roofline import step_cost, weight_bytes_held
+    from minillm.model.shapes import find_config
+
+    fitting = []
+    for name in GPU_SHAPES:
+        config = find_config(name)
+        if weight_bytes_held(config, "bfloat16") > MOST_MEMORY * memory_bytes:
+            continue
+        cost = step_cost(config, dtype="bfloat16")
+        fitting.append(name)
+        if cost.weight_bytes / card.read_bytes_per_s >= LEAST_READING * cost.operators * card.operator_overhead_s:
+            break
+    return fitting[-1] if fitting else GPU_SHAPES[0]
+
+
+def measuring_decoder(device: str, card: MachineCard, dtype: str = "auto") -> Decoder:
+    """The default model on a CPU; on CUDA a model of :func:`shape_for` this card, with random weights."""
+    from minillm.llm import load_decoder
+    from minillm.model.hub import DEFAULT_MODEL, resolve
+    from minillm.model.shapes import find_config
+
+    if device == "cpu":
+        return load_decoder(resolve(DEFAULT_MODEL), dtype=dtype, device="cpu")
+    import torch
+
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    return random_decoder(find_config(shape_for(card, free_bytes)), device=device, dtype=dtype)
+
+
+def random_decoder(config: ModelConfig, *, device: str = "cpu", dtype: str = "auto", seed: int = 0) -> Decoder:
+    """A decoder with random weights, made on ``device``: for timing alone, never for acceptance or quality."""
+    import torch
+
+    from minillm.model.decoder import Decoder
+    from minillm.model.weights import expected_tensors
+
+    generator, kind = torch.Generator(device).manual_seed(seed), torch.bfloat16 if "cuda" in device else torch.float32
+    weights = {name: torch.ones(shape, device=device, dtype=kind) if name.endswith("norm.weight")
+               else torch.empty(shape, device=device, dtype=kind).normal_(0, 0.02, generator=generator)
+               for name, shape in expected_tensors(config).items()}
+    return Decoder.from_weights(config, weights, dtype=dtype, device=device)
