@@ -18,6 +18,7 @@ TOLERANCES: dict[str, tuple[float, float]] = {
     "float32": (1e-5, 1e-5),
     "float16": (1e-2, 1e-2),
     "bfloat16": (8e-2, 8e-2),
+    "logits": (1e-4, 1e-4),  # float32 through a whole model: roundings of every layer add up
 }
 _COARSE_FIRST = ("bfloat16", "float16", "float32", "float64")
 

@@ -171,7 +171,7 @@ EXERCISES = {task.id: task for task in (
         misconceptions=(
             Misconception(_oldest_first, "the newest messages are kept: begin at the end of the list"),
             Misconception(_no_overhead, "each message also brings its role and markers: `overhead` tokens"),
-            Misconception(_overhead_once, "every message that is kept brings `overhead` tokens, not the chat as a whole"),
+            Misconception(_overhead_once, "every message kept brings `overhead` tokens, not the chat as a whole"),
             Misconception(_no_fixed, "the system message and the opened answer take `fixed` tokens, always"),
             Misconception(_skips_what_is_too_long, "a history with a hole misleads the model: stop at the first "
                                                    "message that does not fit"),
