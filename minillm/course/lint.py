@@ -12,6 +12,8 @@ from typing import Any
 import nbformat
 
 from minillm.course.address import badges
+from minillm.course.files import CourseError, data_file
+from minillm.course.lint_links import broken_links, missing_neighbours
 
 # Sections in their order, by cell tag, and what each is.
 SECTIONS = {
@@ -58,10 +60,10 @@ def lint_file(path: Path) -> list[str]:
     except (nbformat.ValidationError, ValueError, TypeError, AttributeError, LookupError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         return [*faults, f"not a valid notebook: {reason}"]
-    if not _has_badges(notebook, path):
+    title = "\n".join(cell.source for cell in notebook.cells if "title" in tags(cell))
+    if badges(f"notebooks/{path.name}") not in title:
         faults.append(f"badges: the title needs exactly {badges(f'notebooks/{path.name}')}")
-    faults += _broken_links(notebook, path.parent)
-    return faults + lint(notebook)
+    return [*faults, *missing_neighbours(title, path), *broken_links(notebook, path.parent), *lint(notebook)]
 
 
 def lint(notebook: Any) -> list[str]:
@@ -220,8 +222,34 @@ def measure_names(notebook: Any) -> list[str]:
                                                                      cell.source)]
 
 
+def records(notebook: Any) -> Iterator[str]:
+    """What a notebook measures or shows as recorded lies under ``data/measurements``."""
+    shown = [name for cell in _code(notebook) for name in re.findall(
+        r"""\brecorded(?:_card)?\(\s*["']([\w.-]+)["']""", cell.source)]
+    for name in dict.fromkeys(measure_names(notebook) + shown):
+        try:
+            data_file(f"measurements/course_{name}.json")
+        except CourseError:
+            yield f"there is no record of {name!r} (data/measurements/course_{name}.json): `minillm course record NN`"
+
+
+def guesses(notebook: Any) -> Iterator[str]:
+    """Every prediction is of this notebook, and what came out is entered after it."""
+    number = str(_object(notebook.metadata, "minillm").get("number"))
+    code = "\n".join(cell.source for cell in _code(notebook))
+    made = {verb: {match[1]: match.start() for match in re.finditer(
+        rf"""ledger\.{verb}\(\s*["']([^"']+)["']""", code)} for verb in ("predict", "measured")}
+    for key, place in made["predict"].items():
+        if not key.startswith(f"{number} "):
+            yield f"the guess {key!r} must begin with the notebook's number: {number + ' ...'!r}"
+        if made["measured"].get(key, -1) < place:
+            yield f"the guess {key!r} is not followed by ledger.measured({key!r}, ...)"
+    for key in made["measured"].keys() - made["predict"].keys():
+        yield f"ledger.measured({key!r}, ...) has no ledger.predict before it"
+
+
 RULES: tuple[Rule, ...] = (
-    sections, known_tags, metadata, cell_ids, sizes, figures, setup, compared, outputs, exercises)
+    sections, known_tags, metadata, cell_ids, sizes, figures, setup, compared, outputs, exercises, records, guesses)
 
 
 def count_words(markdown: str) -> int:
@@ -249,17 +277,3 @@ def _pictures(cell: Any) -> list[str]:
     data = [output.get("data", {}) for output in cell.outputs]
     html = [str(item.get("text/html", "")) for item in data]
     return [text for text in html if "<img" in text] + ["" for item in data if "image/png" in item]
-
-
-def _has_badges(notebook: Any, path: Path) -> bool:
-    return any("title" in tags(cell) and badges(f"notebooks/{path.name}") in cell.source for cell in notebook.cells)
-
-
-def _broken_links(notebook: Any, folder: Path) -> Iterator[str]:
-    """Relative links lead to files; a notebook that is not written yet may be linked as "(planned)"."""
-    link = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]+)[^)]*\)( \(planned\))?")
-    for cell in notebook.cells:
-        for target, planned in link.findall(cell.source) if cell.cell_type == "markdown" else ():
-            allowed = planned and re.fullmatch(r"\d\d_[a-z0-9_]+\.ipynb", target)
-            if not allowed and not (folder / target).exists():
-                yield f"links: cell {cell.id!r} links to {target}, which is not there (nor is it marked '(planned)')"

@@ -31,7 +31,8 @@ def good():
     """The smallest notebook that keeps the anatomy."""
     ignored = "nbval-ignore-output"
     notebook = new_notebook(cells=[
-        prose("title", f"# Nothing\n{badges('notebooks/90_x.ipynb')}", "title"), prose("where", "Here.", "where"),
+        prose("title", f"# Nothing\n{badges('notebooks/90_x.ipynb')}\nprevious: none · next: none", "title"),
+        prose("where", "Here.", "where"),
         prose("goals", "Do it.", "goals"), code("start", setup_cell(), "setup", ignored, text="started"),
         code("guess", "1", "estimate", text="1"), code("piece", "2", "build", text="2"),
         code("proof", "3", "check", text="3"),
@@ -129,6 +130,14 @@ FAULTS = {  # rule and words of the message: how to break a good notebook
     ("exercises", "2 exercises and 1 checks"): lambda n: drop(n, "judge-two"),
     ("exercises", "must be a stub"): lambda n: cell(n, "task-one").update(source="def f():\n    return 1"),
     ("exercises", "must hold f = check"): lambda n: cell(n, "judge-one").update(source='check("00-1", f)'),
+    ("records", "no record of 'nothing'"): lambda n: cell(n, "timed").update(source='session.measure("nothing", f)'),
+    ("records", "no record of 'never'"): lambda n: cell(n, "timed").update(source='kept = recorded("never")'),
+    ("guesses", "'91 x' must begin with"): lambda n: cell(n, "guess").update(
+        source='session.ledger.predict("91 x", 1, "s")\nsession.ledger.measured("91 x", 1)'),
+    ("guesses", "'90 x' is not followed"): lambda n: cell(n, "guess").update(
+        source='session.ledger.measured("90 x", 1)\nsession.ledger.predict("90 x", 1, "s")'),
+    ("guesses", "no ledger.predict before"): lambda n: cell(n, "timed").update(
+        source='session.ledger.measured("90 x", 1)'),
 }
 
 
@@ -172,6 +181,31 @@ def test_faults_of_the_file(change, words, tmp_path):
     path = tmp_path / "90_x.ipynb"
     nbformat.write(notebook, path)
     assert [fault for fault in lint_file(path) if words in fault], lint_file(path)
+
+
+def test_a_title_links_to_its_neighbours_and_nothing_that_is_written_is_called_planned(tmp_path):
+    path = tmp_path / "90_x.ipynb"
+    nbformat.write(good(), path)
+    for name in ("89_before.ipynb", "91_after.ipynb", "92_later.ipynb"):
+        nbformat.write(new_notebook(), tmp_path / name)
+    assert [fault for fault in lint_file(path) if fault.startswith("neighbours")] == [
+        "neighbours: the title does not link to 89_before.ipynb",
+        "neighbours: the title does not link to 91_after.ipynb"]
+    notebook = good()
+    title = f"{badges('notebooks/90_x.ipynb')}\n[89 Before](89_before.ipynb) · next: [91](91_after.ipynb)"
+    cell(notebook, "title").update(source=title)
+    cell(notebook, "loses").update(source="See 92 Later on (planned) and 93 Never (planned).")
+    nbformat.write(notebook, path)
+    assert lint_file(path) == [
+        "neighbours: the title has no 'previous: ...'",
+        "links: cell 'loses' calls notebook 92 planned; it is there, so link to it"]
+
+
+def test_each_measurement_has_one_notebook():
+    """Two notebooks that measure under one name would overwrite each other's record."""
+    measured = [name for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+                for name in set(lint_module.measure_names(nbformat.read(path, as_version=4)))]
+    assert len(measured) == len(set(measured)), measured
 
 
 def test_planned_notebooks_may_be_linked_as_planned(tmp_path):
