@@ -263,12 +263,8 @@ def _special_ids(config: dict[str, Any], generation: dict[str, Any], defaults: d
     """BOS, and every EOS id of both files; the family's default where neither file names one."""
     bos = config.get("bos_token_id", generation.get("bos_token_id", defaults.get("bos_token_id")))
     sources = [source["eos_token_id"] for source in (config, generation) if "eos_token_id" in source]
-    ids: list[int] = []
-    for source in sources or [defaults.get("eos_token_id")]:
-        ids += source if isinstance(source, list) else [] if source is None else [source]
+    sources = sources or [defaults.get("eos_token_id")]
+    ids = dict.fromkeys(token_id for ids in sources for token_id in (ids if isinstance(ids, list) else [ids]))
     # An id outside the vocabulary can never be sampled; some configs write -1 for "none".
-    vocab_size = config["vocab_size"]
-    return {
-        "bos_token_id": bos if bos is not None and 0 <= bos < vocab_size else None,
-        "eos_token_ids": tuple(dict.fromkeys(i for i in ids if 0 <= i < vocab_size)),
-    }
+    tokens = range(config["vocab_size"])
+    return {"bos_token_id": bos if bos in tokens else None, "eos_token_ids": tuple(i for i in ids if i in tokens)}

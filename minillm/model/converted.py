@@ -8,11 +8,10 @@ would stay whole beside the copies. It is a cache and no more: whatever goes wro
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,23 +40,23 @@ def load_converted(path: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[
         return None
 
 
-def keep_converted(path: Path, expected: Mapping[str, tuple[int, ...]], read: Callable[[str], torch.Tensor]) -> None:
-    """Keep the weights of the GGUF file ``path``, ``read(name)`` in float32, in place of those of older versions of it.
+def keep_converted(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    """Keep the float32 ``weights`` of the GGUF file ``path``, in place of those of older versions of it.
 
-    They are read and written one after another, so that memory holds one at a time; the file appears in one step.
-    Nothing is kept where the folder cannot be written or they would take over a fifth of the free disk.
+    The file appears in one step. Nothing is kept where the folder cannot be written or they would take over a fifth of
+    the free disk.
     """
     with suppress(OSError):
-        place = _place(path, expected)
+        place = _place(path, {name: tuple(tensor.shape) for name, tensor in weights.items()})
         place.parent.mkdir(parents=True, exist_ok=True)
-        num_bytes = sum(4 * math.prod(shape) for shape in expected.values())
+        num_bytes = sum(tensor.nbytes for tensor in weights.values())
         if num_bytes > MAX_SHARE_OF_FREE_DISK * shutil.disk_usage(place.parent).free:
             return
         with tempfile.TemporaryDirectory(prefix=".convert-", dir=place.parent) as folder:
             unfinished = Path(folder) / place.name
             with unfinished.open("wb") as file:
-                for name in expected:
-                    file.write(read(name).contiguous().numpy().data)
+                for tensor in weights.values():
+                    file.write(tensor.contiguous().numpy().data)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(unfinished, place)

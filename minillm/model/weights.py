@@ -67,16 +67,11 @@ def load_weights(path: str | Path, config: ModelConfig) -> dict[str, torch.Tenso
     checkpoint = open_checkpoint(path, config)
     places = _locate_all(checkpoint, expected, str(path))
     title = "Converting weights, once" if is_gguf else "Loading weights"
-    with tqdm(total=len(places), desc=title, unit="tensor", delay=1.0, leave=False, disable=None) as bar:
-        def read(name: str) -> torch.Tensor:
-            bar.update()
-            return _read(checkpoint, places[name])
-
-        if is_gguf:
-            keep_converted(path, expected, read)
-            if (kept := load_converted(path, expected)) is not None:
-                return kept
-        return {name: read(name) for name in places}
+    bar = tqdm(places.items(), desc=title, unit="tensor", delay=1.0, leave=False, disable=None)
+    weights = {name: _read(checkpoint, place) for name, place in bar}
+    if is_gguf:
+        keep_converted(path, weights)
+    return weights
 
 
 def _locate_all(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]], path: str) -> dict[str, Location]:
