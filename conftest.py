@@ -32,6 +32,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if os.environ.get("MINILLM_REQUIRE_BROWSER") == "1":
             pytest.fail("MINILLM_REQUIRE_BROWSER=1, and no Chromium was found", pytrace=False)
         pytest.skip("needs Chromium (Debian: apt-get install chromium)")
+    if item.get_closest_marker("colab") and os.environ.get("MINILLM_REQUIRE_COLAB") != "1":
+        pytest.skip("installs Colab's versions into the cache folder, 0.3 GB (MINILLM_REQUIRE_COLAB=1 insists)")
     if item.get_closest_marker("network") and os.environ.get("MINILLM_OFFLINE") == "1":
         pytest.skip("MINILLM_OFFLINE=1")
     if item.get_closest_marker("gpu"):

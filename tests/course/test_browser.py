@@ -48,7 +48,7 @@ pytestmark = pytest.mark.browser
 class Lab:
     """A JupyterLab of this test, on this machine alone, over copies as ``minillm course work`` makes them."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, home: Path):
         self.root, self.log = folder / "notebooks", folder / "lab.log"
         self.root.mkdir()
         for name, value in SETTINGS.items():
@@ -61,7 +61,7 @@ class Lab:
         environment = os.environ | {
             "JUPYTER_CONFIG_DIR": str(folder / "config"), "JUPYTER_DATA_DIR": str(folder / "data"),
             "JUPYTER_RUNTIME_DIR": str(folder / "runtime"), "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
-            "MINILLM_LIVE": "1", "PYTHONPATH": str(ROOT)}
+            "MINILLM_LIVE": "1", "MINILLM_HOME": str(home), "PYTHONPATH": str(ROOT)}
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1",
@@ -113,8 +113,8 @@ class Lab:
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    server = Lab(tmp_path_factory.mktemp("lab"))
+def lab(tmp_path_factory, reader_home):
+    server = Lab(tmp_path_factory.mktemp("lab"), reader_home)
     try:
         server.wait()
         yield server
