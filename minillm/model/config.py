@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from minillm.errors import ModelError
 from minillm.model.gguf_config import hf_config
-from minillm.model.gguf_file import GGUFFile, read_gguf
+from minillm.model.gguf_file import read_gguf
 from minillm.model.kinds import CONFIG_KINDS, ROPE_KINDS, check_kinds
 
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
@@ -103,16 +103,11 @@ def load_config(path: str | Path) -> ModelConfig:
     """
     path = Path(path)
     if path.is_file():
-        return config_from_gguf(read_gguf(path))
+        return config_from_hf(hf_config(read_gguf(path)))
     config = read_json(path / "config.json")
     if config is None:
         raise ModelError(f"{path} holds no config.json; give a Hugging Face model folder or a .gguf file")
     return config_from_hf(config, read_json(path / "generation_config.json"))
-
-
-def config_from_gguf(file: GGUFFile) -> ModelConfig:
-    """The config in a GGUF file's header. Errors: see :func:`load_config`."""
-    return config_from_hf(hf_config(file))
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -32,7 +32,8 @@ class GGUFTensor:
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """A parsed header. ``metadata`` holds every key; ``tensors`` every tensor's place, by its name in the file."""
+    """A parsed header. ``metadata`` holds every key with a plain Python value, arrays as lists; ``tensors`` every
+    tensor's place, by its name in the file."""
 
     path: Path
     metadata: dict[str, Any]
@@ -83,11 +84,6 @@ def read_gguf(path: str | Path) -> GGUFFile:
     if not isinstance(alignment, int) or alignment < 1:
         raise ModelError(f"{path}: general.alignment must be a positive number, got {alignment!r}")
     return GGUFFile(path, metadata, tensors, -(-end // alignment) * alignment)
-
-
-def read_metadata(path: str | Path) -> dict[str, Any]:
-    """The key-value pairs of a GGUF file as plain Python values, arrays as lists. Errors: see :func:`read_gguf`."""
-    return read_gguf(path).metadata
 
 
 def _parse(data: mmap.mmap, path: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor], int]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from minillm.errors import ModelError
 from minillm.model.config import read_json
-from minillm.model.gguf_file import read_metadata
+from minillm.model.gguf_file import read_gguf
 from minillm.text.added import AddedToken
 from minillm.text.bpe import BytePairEncoder, Pair, alphabet_to_bytes, merge_table, merges_from_scores
 from minillm.text.pretokenize import (
@@ -207,7 +207,7 @@ def tokenizer_from_gguf(path: Path) -> Tokenizer:
         ModelError: no tokenizer inside, or a model or pre-tokenizer name that is not known here.
     """
     prefix = "tokenizer.ggml."
-    metadata = read_metadata(path)
+    metadata = read_gguf(path).metadata
     data = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     kind, tokens = data.get("model"), data.get("tokens")
     if kind not in ("gpt2", "llama") or not tokens:

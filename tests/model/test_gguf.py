@@ -17,7 +17,7 @@ from minillm.errors import ModelError
 from minillm.model import converted
 from minillm.model.checkpoint import split_rotary_pairs
 from minillm.model.config import load_config
-from minillm.model.gguf_file import read_gguf, read_metadata
+from minillm.model.gguf_file import read_gguf
 from minillm.model.weights import expected_tensors, load_weights
 
 Q4_1, Q8_0, F16 = (gguf.GGMLQuantizationType[name] for name in ("Q4_1", "Q8_0", "F16"))
@@ -71,7 +71,8 @@ def test_dequantized_values_are_those_of_transformers(family, kind, tmp_path, ti
 def test_metadata_comes_as_plain_values(tmp_path, tiny):
     words = [f"word {i} é漢" for i in range(3000)]
     values = {"a.words": words, "a.numbers": [-1, 2, 3], "a.flags": [True, False], "a.text": "α", "a.real": 0.5}
-    metadata = read_metadata(tiny.write_gguf(tmp_path / "model.gguf", tiny.make_model("llama"), metadata=values))
+    path = tiny.write_gguf(tmp_path / "model.gguf", tiny.make_model("llama"), metadata=values)
+    metadata = read_gguf(path).metadata
     assert {key: metadata[key] for key in values} == values
     assert metadata["general.architecture"] == "llama" and type(metadata["llama.block_count"]) is int
 

@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from minillm.errors import DownloadError
-from minillm.model.gguf_file import read_metadata
+from minillm.model.gguf_file import read_gguf
 from minillm.model.hub import resolve
 from minillm.text import pretokenize
 from minillm.text.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
@@ -159,7 +159,7 @@ def default_model() -> Path:
 @pytest.fixture(scope="session")
 def default_kind(default_model: Path) -> Kind:
     """The default model's own vocabulary, ours from the GGUF and the oracle built from its lists."""
-    data = read_metadata(default_model)
+    data = read_gguf(default_model).metadata
     tokens, merges = data["tokenizer.ggml.tokens"], data["tokenizer.ggml.merges"]
     oracle = tokenizers.Tokenizer(models.BPE(
         vocab={token: i for i, token in enumerate(tokens)}, merges=[tuple(merge.split(" ")) for merge in merges]))
