@@ -1,8 +1,5 @@
 """Solutions of notebook 02. Try first: `check` gives a hint for the mistakes that many make."""
 
-import math
-
-
 # %% 02-1
 def my_mask(num_queries, num_keys, window):
     rows = []
@@ -13,6 +10,9 @@ def my_mask(num_queries, num_keys, window):
 
 
 # %% 02-2
+import math
+
+
 def my_find_fault(attend):
     zeros, ones = [0.0] * 4, [1.0] * 4
     # One token, two KV heads with different values: query heads 0 and 1 read the first, 2 and 3 the second.

@@ -34,6 +34,11 @@ def _window_too_wide(num_queries: int, num_keys: int, window: int | None) -> Mas
     return mask(num_queries, num_keys, None if window is None else window + 1)
 
 
+def _window_from_the_end(num_queries: int, num_keys: int, window: int | None) -> Mask:
+    first, oldest = num_keys - num_queries, 0 if window is None else num_keys - window
+    return [[oldest <= key <= first + row for key in range(num_keys)] for row in range(num_queries)]
+
+
 def _no_window(num_queries: int, num_keys: int, window: int | None) -> Mask:
     return mask(num_queries, num_keys, None)
 
@@ -98,6 +103,15 @@ def _zero_queries_only(attend: ToyAttention) -> str:
     return "none" if found == "no scale" else found
 
 
+def _scale_forgotten(attend: ToyAttention) -> str:
+    found = find_fault(attend)
+    return {"none": "no scale", "no scale": "none"}.get(found, found)
+
+
+def _another_word(attend: ToyAttention) -> str:
+    return find_fault(attend).replace("none", "no fault")
+
+
 def _always_the_mask(attend: ToyAttention) -> str:
     return "no mask"
 
@@ -136,6 +150,7 @@ EXERCISES = {task.id: task for task in (
                                                "row 0 stands at position 3"),
             Misconception(_not_itself, "a token sees itself too: key <= query"),
             Misconception(_window_too_wide, "a window of w holds w keys, the query's own among them"),
+            Misconception(_window_from_the_end, "each token has a window of its own, which ends at that token"),
             Misconception(_no_window, "with a window of w, keys that lie w or more behind are hidden"),
             Misconception(_hidden_is_true, "True means seen here, as in torch's attn_mask"),
         )),
@@ -144,8 +159,11 @@ EXERCISES = {task.id: task for task in (
         cases=((ToyAttention("A"),), (ToyAttention("B", "no mask"),), (ToyAttention("C", "wrong head"),),
                (ToyAttention("D", "no scale"),)),
         misconceptions=(
-            Misconception(_one_head_only, "with one KV head, or equal ones, a wrong choice of head cannot show: give "
-                                          "each KV head its own values"),
+            Misconception(_one_head_only, "a wrong choice of head shows only with several KV heads of different "
+                                          "values and more query heads than that"),
+            Misconception(_scale_forgotten, "query and key of four ones have the score 4 / sqrt(4) = 2, so the weights "
+                                            "are 1 and e^2 over their sum"),
+            Misconception(_another_word, "return one of the four names exactly as the text spells them"),
             Misconception(_looks_at_the_last_token, "the last token sees everything in any case: look at the first"),
             Misconception(_zero_queries_only, "where all scores are 0 the scale does not show: give it a score whose "
                                               "weights you can work out"),
