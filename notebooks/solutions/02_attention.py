@@ -10,10 +10,9 @@ def my_mask(num_queries, num_keys, window):
 
 
 # %% 02-2
-import math
-
-
 def my_find_fault(attend):
+    import math
+
     zeros, ones = [0.0] * 4, [1.0] * 4
     # One token, two KV heads with different values: query heads 0 and 1 read the first, 2 and 3 the second.
     heads = attend([[zeros] * 4], [[zeros, zeros]], [[zeros, ones]])[0]

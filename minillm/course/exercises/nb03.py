@@ -1,0 +1,154 @@
+"""Exercises of notebook 03: counting parameters, a layer with a fault, and the FLOPs of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from minillm.course.checking import Exercise, Misconception
+
+Step = Callable[[float], float]
+
+
+def parameters(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, dim: int, vocab: int,
+               tied: bool) -> int:
+    """Every weight of a Llama-like model, norms too."""
+    attention = hidden * dim * (heads + 2 * kv_heads) + heads * dim * hidden
+    layer = attention + 3 * hidden * inner + 2 * hidden
+    return vocab * hidden * (1 if tied else 2) + layers * layer + hidden
+
+
+def _no_norms(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, dim: int, vocab: int,
+              tied: bool) -> int:
+    return parameters(hidden, inner, layers, heads, kv_heads, dim, vocab, tied) - (2 * layers + 1) * hidden
+
+
+def _one_table(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, dim: int, vocab: int,
+               tied: bool) -> int:
+    return parameters(hidden, inner, layers, heads, kv_heads, dim, vocab, True)
+
+
+def _two_tables(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, dim: int, vocab: int,
+                tied: bool) -> int:
+    return parameters(hidden, inner, layers, heads, kv_heads, dim, vocab, False)
+
+
+def _ungrouped(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, dim: int, vocab: int,
+               tied: bool) -> int:
+    return parameters(hidden, inner, layers, heads, heads, dim, vocab, tied)
+
+
+def _two_matrices(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, dim: int, vocab: int,
+                  tied: bool) -> int:
+    return parameters(hidden, inner, layers, heads, kv_heads, dim, vocab, tied) - layers * hidden * inner
+
+
+@dataclass(frozen=True)
+class ToyLayer:
+    """A layer on single numbers: what it does with the functions it is given, perhaps with one fault."""
+
+    name: str
+    fault: str = "none"
+
+    def __repr__(self) -> str:
+        return f"layer {self.name}"
+
+    def __call__(self, x: float, norm: Step, attention: Step, mlp: Step) -> float:
+        """``h = x + attention(norm(x))``, then ``h + mlp(norm(h))``."""
+        if self.fault == "lost residual":
+            h = attention(norm(x))
+        elif self.fault == "normed residual":
+            h = norm(x) + attention(norm(x))
+        else:
+            h = x + attention(norm(x))
+        return h + mlp(h if self.fault == "missing norm" else norm(h))
+
+
+def find_fault(layer: ToyLayer) -> str:
+    """Silence both parts and see what stays of x; then see what the MLP is given."""
+    through = layer(8.0, lambda v: v / 2, lambda v: 0.0, lambda v: 0.0)
+    if through != 8.0:
+        return "normed residual" if through == 4.0 else "lost residual"
+    return "none" if layer(8.0, lambda v: v / 2, lambda v: 0.0, lambda v: v) == 12.0 else "missing norm"
+
+
+def _norm_does_nothing(layer: ToyLayer) -> str:
+    return "none" if layer(8.0, lambda v: v, lambda v: 0.0, lambda v: 0.0) == 8.0 else "lost residual"
+
+
+def _mlp_is_silent(layer: ToyLayer) -> str:
+    found = find_fault(layer)
+    return "none" if found == "missing norm" else found
+
+
+def _any_loss_is_a_lost_residual(layer: ToyLayer) -> str:
+    found = find_fault(layer)
+    return "lost residual" if found == "normed residual" else found
+
+
+def _another_spelling(layer: ToyLayer) -> str:
+    return find_fault(layer).replace(" ", "_")
+
+
+def flops(weights: int, head: int, prompt: int, answer: int) -> int:
+    """Matrix FLOPs of a request: all computed tokens through the layers, the head once an answer token."""
+    return 2 * ((weights - head) * (prompt + answer - 1) + head * answer)
+
+
+def _head_for_every_token(weights: int, head: int, prompt: int, answer: int) -> int:
+    return 2 * weights * (prompt + answer - 1)
+
+
+def _reads_the_last_token(weights: int, head: int, prompt: int, answer: int) -> int:
+    return 2 * ((weights - head) * (prompt + answer) + head * answer)
+
+
+def _head_in_decode_only(weights: int, head: int, prompt: int, answer: int) -> int:
+    return 2 * ((weights - head) * (prompt + answer - 1) + head * (answer - 1))
+
+
+def _one_operation_a_weight(weights: int, head: int, prompt: int, answer: int) -> int:
+    return flops(weights, head, prompt, answer) // 2
+
+
+def _whole_prompt_again(weights: int, head: int, prompt: int, answer: int) -> int:
+    return sum(2 * ((weights - head) * (prompt + done) + head) for done in range(answer))
+
+
+EXERCISES = {task.id: task for task in (
+    Exercise(
+        "03-1", "weights of a model", parameters,
+        cases=((8, 16, 1, 2, 2, 4, 10, True), (8, 16, 2, 2, 1, 4, 10, False), (576, 1536, 30, 9, 3, 64, 49_152, True),
+               (4096, 14_336, 32, 32, 8, 128, 128_256, False), (1024, 3072, 28, 16, 8, 128, 151_936, True)),
+        misconceptions=(
+            Misconception(_no_norms, "two norms a layer and one at the end have a weight for each of `hidden` numbers"),
+            Misconception(_one_table, "an untied model has a second table of vocab x hidden: its head"),
+            Misconception(_two_tables, "a tied head is the embedding table itself: count it once"),
+            Misconception(_ungrouped, "keys and values have kv_heads heads, not heads"),
+            Misconception(_two_matrices, "a gated MLP has three matrices: gate, up and down"),
+        )),
+    Exercise(
+        "03-2", "the faulty layer", find_fault,
+        cases=((ToyLayer("A"),), (ToyLayer("B", "lost residual"),), (ToyLayer("C", "normed residual"),),
+               (ToyLayer("D", "missing norm"),)),
+        misconceptions=(
+            Misconception(_norm_does_nothing, "with a norm that changes nothing, a misplaced norm cannot show: "
+                                              "let it halve its input"),
+            Misconception(_mlp_is_silent, "let the MLP return what it is given: then you see whether that was normed"),
+            Misconception(_any_loss_is_a_lost_residual, "how much is left? Nothing, or what the norm made of x?"),
+            Misconception(_another_spelling, "return one of the four names exactly as the text spells them"),
+        )),
+    Exercise(
+        "03-3", "FLOPs of a request", flops,
+        cases=((100, 20, 3, 1), (100, 20, 3, 4), (134_515_008, 28_311_552, 34, 15), (134_515_008, 28_311_552, 1, 1),
+               (8_030_261_248 - 525_336_576, 525_336_576, 4000, 200)),
+        misconceptions=(
+            Misconception(_head_for_every_token, "the head runs once for each answer token: a prompt's other rows need "
+                                                 "no logits"),
+            Misconception(_reads_the_last_token, "the last token is never read: prompt + answer - 1 tokens go through "
+                                                 "the layers"),
+            Misconception(_head_in_decode_only, "prefill makes the first token's logits: the head runs `answer` times"),
+            Misconception(_one_operation_a_weight, "a weight takes a multiplication and an addition: two FLOPs"),
+            Misconception(_whole_prompt_again, "with a cache each token goes through the layers once"),
+        )),
+)}
