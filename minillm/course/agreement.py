@@ -42,9 +42,10 @@ def agree(mine: Callable[..., Any], theirs: Callable[..., Any], cases: Iterable[
     cases = list(cases)
     if not cases:
         raise ValueError("agree() needs at least one case; with none it would prove nothing")
-    failures = []
+    failures, slack = [], 0.0
     for case in cases:
         expected, got = call(theirs, case), call(mine, case)
+        slack = max(slack, allowed(expected, dtype))
         why = difference(got, expected, dtype)
         if why:
             failures.append((size(case), case, got, expected, why))
@@ -53,7 +54,20 @@ def agree(mine: Callable[..., Any], theirs: Callable[..., Any], cases: Iterable[
         raise Disagreement(f"{len(failures)} of {len(cases)} cases differ. The smallest:\n"
                            f"  input    {show_value(case)}\n  theirs   {show_value(expected)}\n"
                            f"  mine     {show_value(got)}\n  because  {why}")
-    print(f"agree: {len(cases)} {'case' if len(cases) == 1 else 'cases'}, no difference")
+    verdict = f"equal within {slack:g}" if slack else "no difference"
+    print(f"agree: {len(cases)} {'case' if len(cases) == 1 else 'cases'}, {verdict}")
+
+
+def allowed(value: Any, dtype: str | None = None) -> float:
+    """The largest difference that :func:`difference` lets pass anywhere in ``value``; 0 where all must be equal."""
+    if _is_array(value):
+        name = str(value.dtype).removeprefix("torch.")
+        return TOLERANCES[dtype or name][0] if dtype or name in TOLERANCES else 0.0
+    if isinstance(value, Mapping) or dataclasses.is_dataclass(value):
+        value = list((value if isinstance(value, Mapping) else _fields(value)).values())
+    if _is_list(value):
+        return max((allowed(item, dtype) for item in value), default=0.0)
+    return TOLERANCES[dtype or "float64"][0] if isinstance(value, float) else 0.0
 
 
 def call(function: Callable[..., Any], case: Any) -> Any:

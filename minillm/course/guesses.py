@@ -38,8 +38,8 @@ class Ledger:
         A new guess under the same key replaces the old one, until it is measured: then the guess stands for the rest of
         this session, so that running its cell again cannot improve it.
         """
-        if not value > 0:
-            raise CourseError(f"a guess must be above 0, got {value!r}")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            raise CourseError(f"a guess must be a number above 0, in {unit}; got {value!r}")
         if key in self._measured:
             return self[key]
         self._store.put(key, {"predicted": float(value), "unit": unit})

@@ -26,3 +26,11 @@ def my_find_fault(layer):
 def my_flops(weights, head, prompt, answer):
     through_layers = prompt + answer - 1
     return 2 * (weights - head) * through_layers + 2 * head * answer
+
+
+# %% 03-4
+def my_next_id(vector, norm_weights, epsilon, table):
+    size = (sum(x * x for x in vector) / len(vector) + epsilon) ** 0.5
+    normed = [x / size * w for x, w in zip(vector, norm_weights)]
+    logits = [sum(a * b for a, b in zip(row, normed)) for row in table]
+    return logits.index(max(logits))

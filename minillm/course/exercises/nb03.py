@@ -1,8 +1,9 @@
-"""Exercises of notebook 03: counting parameters, a layer with a fault, and the FLOPs of a request."""
+"""Exercises of notebook 03: counting weights, a layer with a fault, FLOPs of a request, the last step by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from minillm.course.checking import Exercise, Misconception
@@ -36,6 +37,17 @@ def _two_tables(hidden: int, inner: int, layers: int, heads: int, kv_heads: int,
 def _ungrouped(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, dim: int, vocab: int,
                tied: bool) -> int:
     return parameters(hidden, inner, layers, heads, heads, dim, vocab, tied)
+
+
+def _one_matrix_for_key_and_value(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, dim: int,
+                                  vocab: int, tied: bool) -> int:
+    return parameters(hidden, inner, layers, heads, kv_heads, dim, vocab, tied) - layers * hidden * kv_heads * dim
+
+
+def _square_queries(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, dim: int, vocab: int,
+                    tied: bool) -> int:
+    return parameters(hidden, inner, layers, heads, kv_heads, dim, vocab, tied) + 2 * layers * hidden * (
+        hidden - heads * dim)
 
 
 def _two_matrices(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, dim: int, vocab: int,
@@ -86,6 +98,10 @@ def _any_loss_is_a_lost_residual(layer: ToyLayer) -> str:
     return "lost residual" if found == "normed residual" else found
 
 
+def _nothing_found(layer: ToyLayer) -> str:
+    return "none"
+
+
 def _another_spelling(layer: ToyLayer) -> str:
     return find_fault(layer).replace(" ", "_")
 
@@ -107,12 +123,50 @@ def _head_in_decode_only(weights: int, head: int, prompt: int, answer: int) -> i
     return 2 * ((weights - head) * (prompt + answer - 1) + head * (answer - 1))
 
 
+def _rule_of_thumb(weights: int, head: int, prompt: int, answer: int) -> int:
+    return 2 * weights * (prompt + answer)
+
+
+def _head_once(weights: int, head: int, prompt: int, answer: int) -> int:
+    return 2 * ((weights - head) * (prompt + answer - 1) + head)
+
+
 def _one_operation_a_weight(weights: int, head: int, prompt: int, answer: int) -> int:
     return flops(weights, head, prompt, answer) // 2
 
 
 def _whole_prompt_again(weights: int, head: int, prompt: int, answer: int) -> int:
     return sum(2 * ((weights - head) * (prompt + done) + head) for done in range(answer))
+
+
+def next_id(vector: Sequence[float], norm_weights: Sequence[float], epsilon: float,
+            table: Sequence[Sequence[float]]) -> int:
+    """Norm, one dot product a row, the first of the largest."""
+    size = math.sqrt(sum(x * x for x in vector) / len(vector) + epsilon)
+    normed = [x / size * weight for x, weight in zip(vector, norm_weights)]
+    logits = [sum(a * b for a, b in zip(row, normed)) for row in table]
+    return logits.index(max(logits))
+
+
+def _without_weights(vector: Sequence[float], norm_weights: Sequence[float], epsilon: float,
+                     table: Sequence[Sequence[float]]) -> int:
+    return next_id(vector, [1.0] * len(vector), epsilon, table)
+
+
+def _last_of_equals(vector: Sequence[float], norm_weights: Sequence[float], epsilon: float,
+                    table: Sequence[Sequence[float]]) -> int:
+    return len(table) - 1 - next_id(vector, norm_weights, epsilon, table[::-1])
+
+
+def _cosine(vector: Sequence[float], norm_weights: Sequence[float], epsilon: float,
+            table: Sequence[Sequence[float]]) -> int:
+    rows = [[x / math.sqrt(sum(y * y for y in row)) for x in row] for row in table]
+    return next_id(vector, norm_weights, epsilon, rows)
+
+
+def _no_epsilon(vector: Sequence[float], norm_weights: Sequence[float], epsilon: float,
+                table: Sequence[Sequence[float]]) -> int:
+    return next_id(vector, norm_weights, 0.0, table)
 
 
 EXERCISES = {task.id: task for task in (
@@ -125,6 +179,8 @@ EXERCISES = {task.id: task for task in (
             Misconception(_one_table, "an untied model has a second table of vocab x hidden: its head"),
             Misconception(_two_tables, "a tied head is the embedding table itself: count it once"),
             Misconception(_ungrouped, "keys and values have kv_heads heads, not heads"),
+            Misconception(_one_matrix_for_key_and_value, "keys and values have a matrix each"),
+            Misconception(_square_queries, "queries have heads x dim numbers, which need not be hidden"),
             Misconception(_two_matrices, "a gated MLP has three matrices: gate, up and down"),
         )),
     Exercise(
@@ -136,6 +192,7 @@ EXERCISES = {task.id: task for task in (
                                               "let it halve its input"),
             Misconception(_mlp_is_silent, "let the MLP return what it is given: then you see whether that was normed"),
             Misconception(_any_loss_is_a_lost_residual, "how much is left? Nothing, or what the norm made of x?"),
+            Misconception(_nothing_found, "three of these layers have a fault: probe before you acquit"),
             Misconception(_another_spelling, "return one of the four names exactly as the text spells them"),
         )),
     Exercise(
@@ -148,7 +205,23 @@ EXERCISES = {task.id: task for task in (
             Misconception(_reads_the_last_token, "the last token is never read: prompt + answer - 1 tokens go through "
                                                  "the layers"),
             Misconception(_head_in_decode_only, "prefill makes the first token's logits: the head runs `answer` times"),
+            Misconception(_rule_of_thumb, "a rule of thumb: the head runs only where a token is chosen, and the "
+                                          "last token is never read"),
+            Misconception(_head_once, "a token is chosen `answer` times, and each time the head runs"),
             Misconception(_one_operation_a_weight, "a weight takes a multiplication and an addition: two FLOPs"),
             Misconception(_whole_prompt_again, "with a cache each token goes through the layers once"),
+        )),
+    Exercise(
+        "03-4", "the last step", next_id,
+        cases=(([3.0, 4.0], [1.0, 1.0], 1e-5, [[1.0, 0.0], [0.0, 1.0]]), ([2.0], [1.0], 1e-5, [[-1.0]]),
+               ([3.0, 4.0], [2.0, 1.0], 1e-5, [[1.0, 0.0], [0.0, 1.0]]),
+               ([1.0, 1.0], [1.0, 1.0], 1e-5, [[0.0, 1.0], [1.0, 0.0], [0.5, 0.5]]),
+               ([1.0, 2.0], [1.0, 1.0], 1e-5, [[0.0, 1.0], [3.0, 0.0]]),
+               ([0.0, 0.0], [1.0, 1.0], 1e-5, [[1.0, 2.0], [3.0, 4.0]])),
+        misconceptions=(
+            Misconception(_without_weights, "each number of the normed vector is multiplied by its own weight"),
+            Misconception(_last_of_equals, "of equal logits the lowest id counts"),
+            Misconception(_cosine, "the table's rows are not normed: a long row may win by its length"),
+            Misconception(_no_epsilon, "a vector of zeros divides by 0 unless epsilon is added under the root"),
         )),
 )}
