@@ -163,7 +163,7 @@ EXERCISES = {task.id: task for task in (
         "04-3", "what is computed again", recomputed,
         cases=((34, 1), (34, 2), (34, 15), (1, 1), (1, 100), (4000, 200)),
         misconceptions=(
-            Misconception(_all_positions, "prompt + answer - 1 positions must be computed once: take them off"),
+            Misconception(_all_positions, "what must be computed once does not count: which positions are those?"),
             Misconception(_prompt_alone, "earlier answer tokens are computed again too"),
             Misconception(_last_token_counted, "the last token is never read: prompt + answer - 1 are needed"),
             Misconception(_answer_grows_from_one, "the first pass reads the prompt alone"),
