@@ -131,7 +131,7 @@ def _empty_panel(axes: Any, title: str) -> None:
 def recorded_and_yours(names: Sequence[Any], recorded: Sequence[float], yours: Sequence[float] | None, *, x_label: str,
                        y_label: str, recorded_label: str, finding: str,
                        absolute: Mapping[str, Sequence[Any]] | None = None, logarithmic: bool = False,
-                       level: float = 1) -> Shown:
+                       level: float = 1, is_floor: bool = True) -> Shown:
     """A recorded run (hollow, dashed) and the reader's (filled) on axes where the law shows and not the hardware.
 
     Args:
@@ -141,9 +141,10 @@ def recorded_and_yours(names: Sequence[Any], recorded: Sequence[float], yours: S
         finding: the title and alternative text. A value below 1 is added to it: faster than a card says is possible.
         absolute: columns of absolute values for the table below.
         logarithmic: both axes, for numbers over several decades.
-        level: where a line is drawn across. At 1, the floor, values below it are called impossible.
+        level: where a line is drawn across.
+        is_floor: that line is the floor (at 1), so that values below it are called impossible.
     """
-    if level == 1:
+    if is_floor and level == 1:
         finding = _with_impossible(finding, recorded, yours)
     figure, axes = canvas(7.5, 3.2)
     empty = f"yours: {EMPTY_PANEL}"
@@ -151,15 +152,16 @@ def recorded_and_yours(names: Sequence[Any], recorded: Sequence[float], yours: S
         axes.plot(names, recorded, "o--", markerfacecolor="white", color=PALETTE[0],
                   label=f"recorded: {recorded_label}")
         axes.plot(*((names, yours) if yours else ([], [])), "s-", color=_YOURS, label="yours" if yours else empty)
-        axes.axhline(level, color="#555555", linewidth=1, linestyle="-" if level == 1 else ":")
+        axes.axhline(level, color="#555555", linewidth=1, linestyle="-" if is_floor and level == 1 else ":")
     else:
         _paired_bars(axes, names, recorded, yours, (f"recorded: {recorded_label}", "yours" if yours else empty))
     axes.set(xlabel=x_label, ylabel=y_label)
     axes.margins(y=0.15)
     if logarithmic:
         axes.set(xscale="log", yscale="log")
-        for axis in (axes.xaxis, axes.yaxis):
+        for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
             axis.set_major_formatter("{x:,g}")
+            axis.set_minor_formatter("{x:,g}" if high < 30 * low else "")  # within a decade or so, tens are too few
     else:
         axes.set_ylim(bottom=0)
     axes.set_title("\n".join(wrap(finding, 96)), loc="left", fontsize=9.5)

@@ -31,12 +31,12 @@ def request_record(output: RequestOutput, trace: Trace, since_s: float | None = 
             "itl_s": metrics.itl_s, "e2e_s": metrics.e2e_s}
 
 
-def median_seconds(work: Callable[[], Any], *, device: str = "cpu", seconds: float = 0.2) -> float:
-    """Median seconds a call of ``work``: once to warm up, then repeated for about ``seconds``, at least 5 times, each
-    waited for on the device."""
+def median_seconds(work: Callable[[], Any], *, device: str = "cpu", seconds: float = 0.2, rounds: int = 5) -> float:
+    """Median seconds a call of ``work``: once to warm up, then repeated for about ``seconds`` and at least ``rounds``
+    times, each waited for on the device."""
     from minillm.measure.bench import time_repeated
 
-    return statistics.median(time_repeated(work, device, seconds, min_rounds=5, warmup=1))
+    return statistics.median(time_repeated(work, device, seconds, min_rounds=rounds, warmup=1))
 
 
 def median_request(records: Sequence[Record]) -> Record:
