@@ -20,7 +20,7 @@ from minillm.errors import EngineDead, InvalidRequest
 from minillm.measure.trace import Trace
 from minillm.request import FinishReason, Request, SamplingParams, StreamPiece, as_token_id
 from minillm.runner import Runner
-from minillm.sample import SampledToken
+from minillm.sample import SampledToken, usable_tokens
 from minillm.schedule.plan import StepPlan
 from minillm.schedule.scheduler import Scheduler, SchedulerProtocol
 from minillm.submission import Choice, Submission
@@ -187,7 +187,7 @@ class Engine:
                     raise RuntimeError("the scheduler planned nothing although requests wait or run")
                 return False
             start_s, computing = time.perf_counter(), True
-            sampled = self.runner.run(plan)
+            sampled = usable_tokens(self.runner.run(plan), len(plan.sampling), self.vocab_size)
             computing = False
             self._commit(plan, sampled, start_s, time.perf_counter())
             return True

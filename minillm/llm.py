@@ -57,10 +57,11 @@ class LLM:
                  sampler: SamplerProtocol | None = None, scheduler: SchedulerProtocol | None = None,
                  attention_backend: AttentionBackend | None = None, **options: Any):
         self.config = EngineConfig.from_options(options)
-        check_part("tokenizer", tokenizer, Tokenizer)
-        check_part("sampler", sampler, SamplerProtocol)
-        check_part("scheduler", scheduler, SchedulerProtocol)
-        check_part("attention_backend", attention_backend, AttentionBackend)
+        for name, part, protocol in (
+                ("tokenizer", tokenizer, Tokenizer), ("attention_backend", attention_backend, AttentionBackend),
+                ("sampler", sampler, SamplerProtocol), ("scheduler", scheduler, SchedulerProtocol)):
+            if part is not None:
+                check_part(name, part, protocol)
         if isinstance(model, (str, Path)):
             path = resolve(model)
             tokenizer = tokenizer or load_tokenizer(path)

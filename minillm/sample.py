@@ -60,6 +60,20 @@ class SamplerProtocol(Protocol):
         """``logits`` float ``[N, vocab]``, row i for ``rows[i]``; returns N tokens. Must not change ``logits``."""
 
 
+def usable_tokens(tokens: Sequence[SampledToken], num_rows: int, vocab_size: int) -> list[SampledToken]:
+    """What any sampler returned for ``num_rows`` rows; a token that is no id becomes an error of its row alone.
+
+    Raises:
+        TypeError: it is no list of ``num_rows`` :class:`SampledToken`, so that nobody's token is known.
+    """
+    if not isinstance(tokens, (list, tuple)) or [type(token) for token in tokens] != [SampledToken] * num_rows:
+        raise TypeError(f"the sampler must return a list of {num_rows} SampledToken, one for each row of logits; it "
+                        f"returned {tokens!r:.200}")
+    return [token if token.error or type(token.token_id) is int and 0 <= token.token_id < vocab_size else SampledToken(
+        -1, error=f"the sampler chose {token.token_id!r}; an id is an int from 0 to {vocab_size - 1}")
+            for token in tokens]
+
+
 class Sampler:
     """The engine's sampler. Keeps no state between calls.
 

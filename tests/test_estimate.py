@@ -99,6 +99,7 @@ def test_a_folder_needs_its_config_alone(capsys: pytest.CaptureFixture[str], tmp
     (("", "--on", "h200"), "there is no model ''"),
     (("x" * 5000, "--on", "h200"), "there is no model"),
     (("llama-3-8b", "--on", "h300"), "known: a100-40gb"),
+    (("llama-3-8b", "--on", ""), "unknown hardware ''; known: a100-40gb"),
     (("llama-3-8b", "--on", "h200", "--dtype", "int3"), "known: auto, float32"),
     (("llama-3-8b", "--on", "h200", "--context", "9000"), "positions for 8,192 tokens"),
     (("llama-3-8b", "--on", "h200", "--prompt", "9000"), "positions for 8,192 tokens"),
@@ -114,6 +115,25 @@ def test_absurd_counts_are_wrong_usage(capsys: pytest.CaptureFixture[str], optio
     with pytest.raises(SystemExit) as stop:
         main(["estimate", "llama-3-8b", "--on", "h200", f"{option}={value}"])
     assert stop.value.code == 2 and "is not a whole number from 1 to" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", [
+    {"read_bytes_per_s": 0}, {"read_bytes_per_s": -1.0}, {"read_bytes_per_s": "fast"}, {"flops_per_s": {"float32": 0}},
+    {"flops_per_s": []}, {"operator_overhead_s": None}, {"memory_bytes": -5}, {"kernels": {"auto": {}}},
+    {"kernels": [1]}], ids=str)
+def test_a_card_that_cannot_be_used_counts_as_none(capsys: pytest.CaptureFixture[str], damage: dict) -> None:
+    save_card(**damage)
+    assert MachineCard.load() is None and "run `minillm card` first" in refused(capsys, "smollm2-135m")
+
+
+@pytest.mark.parametrize("layers", [10_001, 2**31 - 1])
+def test_more_layers_than_any_model_has_are_refused_before_they_are_listed(
+        capsys: pytest.CaptureFixture[str], tmp_path: Path, layers: int) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({
+        "model_type": "llama", "vocab_size": 67, "hidden_size": 24, "intermediate_size": 40, "num_attention_heads": 6,
+        "num_hidden_layers": layers, "head_dim": 8}))
+    assert f"num_hidden_layers = {layers}; it must be a whole number from 1 to 10000" in refused(
+        capsys, str(tmp_path), "--on", "t4")
 
 
 def test_an_answer_needs_no_torch() -> None:

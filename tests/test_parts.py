@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from minillm import LLM, SamplingParams
 from minillm.attention.torch_backend import ContiguousAttention
 from minillm.cache.kv import ContiguousCache
-from minillm.sample import SampledToken, lowest_argmax
+from minillm.sample import SampledToken, Sampler, lowest_argmax
 from minillm.schedule.scheduler import Scheduler
 from minillm.text.bpe import bytes_to_alphabet
 from minillm.text.tokenizer import byte_tokenizer, train_bpe
@@ -131,3 +132,81 @@ def test_an_encoder_or_cache_without_its_methods_is_refused_where_it_is_given(ti
         ContiguousAttention(tiny_model.config, make_cache=WriteOnly, **options)
     with pytest.raises(TypeError, match="capacity"):
         ContiguousAttention(tiny_model.config, make_cache=lambda config, dtype, device: None, **options)
+
+
+def odd_at_step(number, odd):
+    """A sampler that is the engine's own but for one step, when ``odd`` has the last word."""
+    own, step = Sampler(vocab_size=261), 0
+
+    def sample(logits, rows):
+        nonlocal step
+        step += 1
+        return odd(own(logits, rows)) if step == number else own(logits, rows)
+
+    return sample
+
+
+@pytest.mark.parametrize("odd_id", [-1, 261, 10**9, 3.0, None, True, "3", np.int64(3), torch.tensor(3)], ids=str)
+def test_an_id_that_is_none_ends_its_request_alone_and_says_what_the_sampler_chose(tiny_model, byte_tok, odd_id):
+    prompts = ["the cat", "name three fruits"]
+    expected = tokens(LLM(tiny_model, tokenizer=byte_tok), prompts=prompts)
+    llm = LLM(tiny_model, tokenizer=byte_tok, sampler=odd_at_step(3, lambda own: [own[0], SampledToken(odd_id)]))
+    good, bad = (out.outputs[0] for out in llm.generate(prompts, GREEDY))
+    assert good.token_ids == expected[0] and good.finish_reason == "length"
+    assert bad.token_ids == expected[1][:2] and bad.finish_reason == "error"
+    assert bad.error == f"the sampler chose {odd_id!r}; an id is an int from 0 to {llm.engine.vocab_size - 1}"
+    assert tokens(llm, prompts=prompts) == expected and llm.attention.num_tokens == 0
+
+
+@pytest.mark.parametrize("odd", [
+    lambda own: None, lambda own: own[:-1], lambda own: own * 2, lambda own: [token.token_id for token in own],
+    lambda own: iter(own), lambda own: torch.tensor([token.token_id for token in own])],
+    ids=["nothing", "too few", "too many", "bare ids", "an iterator", "a tensor"])
+def test_what_is_no_list_of_tokens_is_said_and_the_engine_goes_on(tiny_model, byte_tok, odd):
+    expected = tokens(LLM(tiny_model, tokenizer=byte_tok))
+    llm = LLM(tiny_model, tokenizer=byte_tok, sampler=odd_at_step(3, odd))
+    with pytest.raises(TypeError, match="the sampler must return a list of 3 SampledToken, one for each row.*returned"):
+        tokens(llm)
+    assert llm.stats().num_running == llm.stats().num_waiting == llm.attention.num_tokens == 0
+    assert tokens(llm) == expected
+
+
+@pytest.mark.parametrize("returned", [None, np.array([1, 2]), (1, 2), "ab"], ids=["none", "array", "tuple", "text"])
+def test_an_encoder_that_returns_no_list_is_told_so(byte_tok, returned):
+    class Odd:
+        def encode_pieces(self, pieces):
+            return returned
+
+    with pytest.raises(TypeError, match="the encoder's encode_pieces must return a list of ids, it returned"):
+        byte_tok.with_encoder(Odd()).encode("ab")
+
+
+def test_none_is_no_encoder_and_no_cache(tiny_model, byte_tok):
+    with pytest.raises(TypeError, match="encoder must be a PieceEncoder .*None lacks encode_pieces"):
+        byte_tok.with_encoder(None)
+    options = {"dtype": torch.float32, "device": "cpu"}
+    with pytest.raises(TypeError, match="what make_cache makes must be a SequenceCache .*None lacks num_tokens"):
+        ContiguousAttention(tiny_model.config, make_cache=lambda *config, **options: None, **options)
+    with pytest.raises(TypeError, match="not callable"):
+        ContiguousAttention(tiny_model.config, make_cache=None, **options)
+
+
+@pytest.mark.parametrize("odd", [
+    lambda keys, values: (keys[:, :-1], values[:, :-1]), lambda keys, values: (keys, values[:, 1:]),
+    lambda keys, values: (keys.transpose(0, 1), values.transpose(0, 1)), lambda keys, values: (keys[:, :0],) * 2],
+    ids=["loses the newest", "one value too few", "tokens before heads", "nothing"])
+def test_a_cache_that_loses_tokens_ends_in_an_error_and_not_in_other_words(tiny_model, byte_tok, odd):
+    class Odd(ContiguousCache):
+        is_odd = True
+
+        def read(self, layer, start, end):
+            pair = super().read(layer, start, end)
+            return odd(*pair) if Odd.is_odd and end > 20 else pair
+
+    attention = ContiguousAttention(tiny_model.config, dtype=tiny_model.dtype, device="cpu", make_cache=Odd)
+    llm = LLM(tiny_model, tokenizer=byte_tok, attention_backend=attention)
+    with pytest.raises(ValueError, match=r"a cache gave keys \[.*\] and values \[.*\], not \["):
+        tokens(llm)
+    assert llm.stats().num_running == attention.num_tokens == 0
+    Odd.is_odd = False
+    assert tokens(llm) == tokens(LLM(tiny_model, tokenizer=byte_tok))

@@ -8,7 +8,7 @@ Jiang et al. 2023, arXiv:2310.06825).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -64,11 +64,6 @@ def causal_attention(query: Tensor, keys: Tensor, values: Tensor, window: int | 
     return out.permute(2, 0, 1, 3).reshape(num_queries, num_heads, head_dim)
 
 
-def layer_windows(config: ModelConfig) -> tuple[int | None, ...]:
-    """The sliding window of each layer in tokens, ``None`` for full attention."""
-    return config.sliding_window or (None,) * config.num_layers
-
-
 class ContiguousAttention:
     """An :class:`~minillm.attention.base.AttentionBackend` with one growing buffer per sequence.
 
@@ -76,15 +71,16 @@ class ContiguousAttention:
         capacity: tokens that a new sequence's buffer has room for before it grows.
         make_cache: makes the cache of one sequence, in place of minillm's own.
     Raises:
-        TypeError: what ``make_cache`` makes is no :class:`~minillm.cache.kv.SequenceCache`.
+        TypeError: what ``make_cache`` makes is no :class:`~minillm.cache.kv.SequenceCache`; a cache that later gives
+            back other than what was asked for raises ``ValueError`` in :meth:`attend`.
     """
 
     def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device | str, capacity: int = 256,
                  make_cache: Callable[..., SequenceCache] = ContiguousCache):
         self.config, self.capacity = config, capacity
-        self.make_cache = partial(make_cache, config, dtype=dtype, device=device)
+        self.make_cache = lambda **options: make_cache(config, dtype=dtype, device=device, **options)
         check_part("what make_cache makes", self.make_cache(capacity=1), SequenceCache)
-        self.windows = layer_windows(config)
+        self.windows = config.windows
         self.caches: dict[object, SequenceCache] = {}
 
     def write(self, layer: int, key: Tensor, value: Tensor, step: StepTensors) -> None:
@@ -101,7 +97,10 @@ class ContiguousAttention:
         outputs = []
         for index, sequence in enumerate(step.sequences):
             rows = query[step.query_starts[index] : step.query_starts[index + 1]]
-            keys, values = self.caches[sequence].read(layer, 0, step.context_lengths[index])
+            shape = self.config.num_kv_heads, step.context_lengths[index], self.config.head_dim
+            keys, values = self.caches[sequence].read(layer, 0, shape[1])
+            if not keys.shape == values.shape == shape:
+                raise ValueError(f"a cache gave keys {[*keys.shape]} and values {[*values.shape]}, not {[*shape]}")
             outputs.append(causal_attention(rows, keys, values, self.windows[layer]))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
@@ -124,7 +123,7 @@ class UncachedAttention:
     """Keeps nothing: each step brings whole sequences, from position 0. (For the loop without a cache.)"""
 
     def __init__(self, config: ModelConfig):
-        self.windows = layer_windows(config)
+        self.windows = config.windows
 
     def write(self, layer: int, key: Tensor, value: Tensor, step: StepTensors) -> None:
         """Hold ``key`` and ``value`` ``[T, num_kv_heads, head_dim]`` until this layer's ``attend``."""
@@ -162,7 +161,7 @@ class PaddedAttention:
                  device: torch.device | str):
         shape = (config.num_layers, 2, len(num_padding), config.num_kv_heads, max_columns, config.head_dim)
         self.buffer = torch.empty(shape, dtype=dtype, device=device)
-        self.windows = layer_windows(config)
+        self.windows = config.windows
         first = torch.tensor(num_padding, device=device).unsqueeze(1)
         self.is_token = torch.arange(max_columns, device=device) >= first  # [B, max_columns]
 

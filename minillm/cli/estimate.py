@@ -44,36 +44,30 @@ def _count(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     """Print the answer; 0 even where the model does not fit: that is an answer too."""
     config = find_config(args.model)
-    prompt = args.prompt or args.context
-    if max(args.context, prompt) > config.max_position_embeddings:
+    args.prompt = args.prompt or args.context
+    if max(args.context, args.prompt) > config.max_position_embeddings:
         raise ValueError(f"{args.model} has positions for {config.max_position_embeddings:,} tokens; give a --context "
                          "and a --prompt up to that")
     hardware, dtype = _machine(args.on, args.dtype)
-    answer = answer_for(args.model, config, hardware, batch=args.batch, context=args.context, prompt=prompt,
-                        dtype=dtype)
+    answer = {"model": args.model, **answer_for(config, hardware, args.batch, args.context, args.prompt, dtype)}
     print(json.dumps(answer, indent=1, allow_nan=False) if args.json else "\n".join(lines_of(answer)))
     return 0
 
 
 def _machine(name: str | None, dtype: str) -> tuple[Hardware, str]:
     """The hardware, and what ``dtype`` means there."""
-    if name:
-        hardware = Hardware.named(name)
-    elif card := MachineCard.load():
-        hardware = Hardware.of_card(card)
-    else:
+    if name is None and (card := MachineCard.load()) is None:
         raise ValueError("this machine has not been measured: run `minillm card` first, or name one with --on: "
                          f"{', '.join(known_hardware())}")
-    roofline.format_of(dtype)
+    hardware = Hardware.of_card(card) if name is None else Hardware.named(name)
     if dtype == "auto" and hardware.is_async:  # as the engine chooses on a GPU
-        only_float16 = "float16" in hardware.flops_per_s and "bfloat16" not in hardware.flops_per_s
-        dtype = "float16" if only_float16 else "bfloat16"
+        dtype = "float16" if {"float16", "bfloat16"} & hardware.flops_per_s.keys() == {"float16"} else "bfloat16"
     return hardware, dtype
 
 
-def answer_for(name: str, config: ModelConfig, hardware: Hardware, *, batch: int, context: int, prompt: int,
+def answer_for(config: ModelConfig, hardware: Hardware, batch: int, context: int, prompt: int,
                dtype: str) -> dict[str, Any]:
-    """What the command says of one model (called ``name``) on one machine, in bytes, tokens and seconds.
+    """What the command says of one model on one machine, in bytes, tokens and seconds.
 
     ``ttft``: reading ``prompt`` tokens, alone. ``step``: one decode step of ``batch`` requests with ``context`` tokens
     each (both as :class:`~minillm.measure.roofline.Estimate`). ``kv_share``: the part of that step's bytes that is
@@ -84,10 +78,9 @@ def answer_for(name: str, config: ModelConfig, hardware: Hardware, *, batch: int
     weights, per_token = roofline.weight_bytes_held(config, dtype), roofline.kv_bytes_per_token(config, dtype)
     kv_bytes = batch * context * per_token
     return {
-        "model": name, "machine": hardware.name, "source": hardware.source, "dtype": dtype, "batch": batch,
-        "context": context, "prompt": prompt, "memory_bytes": memory, "weight_bytes": weights,
-        "kv_bytes_per_token": per_token, "kv_bytes": kv_bytes,
-        "fits": weights + kv_bytes <= memory if memory else None,
+        "machine": hardware.name, "source": hardware.source, "dtype": dtype, "batch": batch, "context": context,
+        "prompt": prompt, "memory_bytes": memory, "weight_bytes": weights, "kv_bytes_per_token": per_token,
+        "kv_bytes": kv_bytes, "fits": weights + kv_bytes <= memory if memory else None,
         "max_requests": roofline.max_requests(config, hardware, context=context, dtype=dtype) if memory else None,
         "ttft": asdict(roofline.estimate(roofline.step_cost(config, num_new=prompt, dtype=dtype), hardware)),
         "step": asdict(step), "tokens_per_s": batch / step.time_s, "kv_share": cost.kv_bytes_read / cost.num_bytes,
@@ -100,17 +93,17 @@ def lines_of(answer: dict[str, Any]) -> list[str]:
     """The answer for people."""
     a, step, known = SimpleNamespace(**answer), answer["step"], answer["step"]["flops_s"] is not None
     ttft = f"at least {format_seconds(a.ttft['time_s'])}, limited by {_limits(a.ttft)}" if known else _UNKNOWN
+    crossover = f"multiplying limits a step {_from(a.crossover_batch)}; with empty caches " \
+        f"{_from(a.crossover_batch_of_weights)}" if known else _UNKNOWN
     return [
         f"{a.model} in {a.dtype} on {a.machine}",
         f"  memory      weights {format_bytes(a.weight_bytes)} + cache {format_bytes(a.kv_bytes)} ({a.batch:,} x "
-        f"{a.context:,} tokens x {a.kv_bytes_per_token / 2**10:g} KiB)",
-        f"              {_fit(a)}",
+        f"{a.context:,} tokens x {a.kv_bytes_per_token / 2**10:g} KiB)\n              {_fit(a)}",
         f"  TTFT        {a.prompt:,} prompt tokens: {ttft}",
         f"  TPOT        at least {format_seconds(step['time_s'])}, limited by {_limits(step)}",
         f"  throughput  at most {1 / step['time_s']:,.1f} tokens/s a request, {a.tokens_per_s:,.1f} in all; the cache "
         f"is {a.kv_share:.0%} of the bytes",
-        "  crossover   " + (f"multiplying limits a step {_from(a.crossover_batch)}; with empty caches "
-                            f"{_from(a.crossover_batch_of_weights)}" if known else _UNKNOWN),
+        f"  crossover   {crossover}",
         f"  These are ceilings: no activations, scheduler or sampler. Source: {a.source}",
     ]
 

@@ -58,11 +58,17 @@ class MachineCard:
 
     @classmethod
     def load(cls, path: str | Path | None = None) -> MachineCard | None:
-        """The saved card; ``None`` when there is none, or none that can be read (measure again)."""
+        """The saved card; ``None`` when there is none, or none that can be read and used (measure again)."""
+        from minillm.measure.hardware import Hardware
+
         try:
-            return cls(**read_strict_json(path or card_path()))
-        except (OSError, ValueError, TypeError):
+            card = cls(**read_strict_json(path or card_path()))
+            Hardware.of_card(card)
+            usable = min([card.read_bytes_per_s, *card.flops_per_s.values()]) > 0 <= min(card.operator_overhead_s,
+                                                                                         card.memory_bytes)
+        except (OSError, ValueError, TypeError, AttributeError, LookupError):
             return None
+        return card if usable else None
 
     def stale(self, *, device: str, num_threads: int, torch_version: str) -> str | None:
         """Why the card no longer holds, in words; ``None`` while it does."""

@@ -32,9 +32,11 @@ class KernelRates:
     attention_flops_per_s: float
 
     def linear_seconds_per_byte(self, rows: float) -> float:
-        """Between two measured row counts a straight line; beyond the last, time grows with the rows."""
+        """Between two measured row counts a straight line; beyond the last, time grows with the rows. More rows never
+        take less time: where fewer were measured as slower, that was noise."""
         counts, seconds = zip(*self.linear)
-        return float(np.interp(rows, counts, seconds)) * max(1.0, rows / counts[-1])
+        rising = np.maximum.accumulate(seconds)
+        return float(np.interp(rows, counts, rising)) * max(1.0, rows / counts[-1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,18 +67,17 @@ class Hardware:
     @classmethod
     def named(cls, name: str) -> Hardware:
         """The data sheet of ``name``, one of :func:`known_hardware` in any case; ``ValueError`` names them all."""
-        sheets = _sheets()
+        sheets = read_strict_json(shipped_file("hardware.json"))
         if name.lower() not in sheets:
             raise ValueError(f"unknown hardware {name!r}; known: {', '.join(sheets)}")
         return cls(**sheets[name.lower()])
 
     @classmethod
-    def of_card(cls, card: MachineCard, memory_bytes: float | None = None) -> Hardware:
-        """The reader's own machine, as measured. ``memory_bytes``: instead of the card's."""
+    def of_card(cls, card: MachineCard) -> Hardware:
+        """The reader's own machine, as measured."""
         return cls(
             name=f"{card.device_name} ({card.device}, {card.num_threads} threads)",
-            memory_bytes=card.memory_bytes if memory_bytes is None else memory_bytes,
-            read_bytes_per_s=card.read_bytes_per_s, flops_per_s=card.flops_per_s,
+            memory_bytes=card.memory_bytes, read_bytes_per_s=card.read_bytes_per_s, flops_per_s=card.flops_per_s,
             operator_overhead_s=card.operator_overhead_s, is_async=card.device != "cpu",
             source=f"machine card, measured {card.measured_at}",
             kernels={name: KernelRates(**{**rates, "linear": tuple(map(tuple, rates["linear"]))})
@@ -84,10 +85,6 @@ class Hardware:
         )
 
 
-def _sheets() -> dict[str, dict]:
-    return read_strict_json(shipped_file("hardware.json"))
-
-
 def known_hardware() -> tuple[str, ...]:
     """The names that :meth:`Hardware.named` takes."""
-    return tuple(_sheets())
+    return tuple(read_strict_json(shipped_file("hardware.json")))

@@ -30,8 +30,7 @@ def decode_bytes_per_token(model: Any, num_prompt_tokens: int, num_output_tokens
 
 def kv_bytes_read(config: ModelConfig, context_tokens: float, item_bytes: int) -> float:
     """Bytes of K and V that attention reads for one token with ``context_tokens`` before it, windows respected."""
-    windows = config.sliding_window or (None,) * config.num_layers
-    tokens = sum(context_tokens if window is None else min(window, context_tokens) for window in windows)
+    tokens = sum(context_tokens if window is None else min(window, context_tokens) for window in config.windows)
     return 2 * config.num_kv_heads * config.head_dim * item_bytes * tokens
 
 

@@ -34,7 +34,7 @@ FORMATS = {
     "auto": Format(2, 4, "float32"), "float32": Format(4, 4, "float32"), "float64": Format(8, 8, "float64"),
     "bfloat16": Format(2, 2, "bfloat16"), "float16": Format(2, 2, "float16"),
 }
-MAX_CROSSOVER = 2**20
+MAX_CROSSOVER = 2**20  # no machine holds more requests
 
 
 class Part(NamedTuple):
@@ -53,18 +53,13 @@ class StepCost:
         parts: by name, in order: ``embedding``, ``norms``, ``qkv``, ``attention``, ``output``, ``mlp`` (router and
             experts too) and ``head``.
         kv_bytes_read: K and V of the cached tokens (sliding windows respected).
-        kv_bytes_written: K and V of the new ones.
         operators: calls that the eager decoder issues with minillm's own attention, views included: each costs the
             overhead of a call, whatever it computes.
     """
 
     dtype: str
-    batch: int
-    num_new: int
-    context: int
     parts: Mapping[str, Part]
     kv_bytes_read: float
-    kv_bytes_written: float
     operators: int
 
     @property
@@ -146,30 +141,27 @@ def step_cost(config: ModelConfig, *, batch: int = 1, num_new: int = 1, context:
     Raises:
         ValueError: ``batch`` or ``num_new`` below 1, ``context`` below 0, or an unknown ``dtype`` or ``logits``.
     """
-    if min(batch, num_new) < 1 or context < 0:
-        raise ValueError(f"a step needs batch and num_new of at least 1 and context of at least 0, got batch {batch}, "
-                         f"num_new {num_new}, context {context}")
-    if logits not in ("last", "all", "none"):
-        raise ValueError(f"logits must be 'last', 'all' or 'none', got {logits!r}")
     form, sizes, rows = format_of(dtype), parameters(config), batch * num_new
-    logit_rows = {"last": batch, "all": rows, "none": 0}[logits]
+    logit_rows = {"last": batch, "all": rows, "none": 0}.get(logits)
+    if min(batch, num_new) < 1 or context < 0 or logit_rows is None:
+        raise ValueError("a step needs batch and num_new of at least 1, context of at least 0, and logits 'last', "
+                         f"'all' or 'none', got {batch}, {num_new}, {context} and {logits!r}")
     read = batch * kv_bytes_read(config, context, form.kv_bytes)
-    written = float(rows * kv_bytes_per_token(config, dtype))
     woken = experts_woken(config.num_experts, config.num_experts_per_token, rows)
     mlp, mlp_flops = _mlp_weights(config, woken), 2 * rows * _mlp_weights(config, config.num_experts_per_token)
-    windows = config.sliding_window or (None,) * config.num_layers
-    pairs = batch * sum(attended_pairs(num_new, context, window) for window in windows)
+    pair_flops = 4 * config.num_heads * config.head_dim  # two products of a query and a key, or value
+    pairs = batch * sum(attended_pairs(num_new, context, window) for window in config.windows)
     parts = {
         "embedding": Part(rows * config.hidden_size * form.weight_bytes, 0, rows),
         "norms": Part(sizes["norms"] * max(4, form.kv_bytes), 0, rows),  # kept in float32 or wider
         "qkv": _linear(sizes["qkv"], form, rows),
-        "attention": Part(read + written, 4 * config.num_heads * config.head_dim * pairs, 0),
+        "attention": Part(read + rows * kv_bytes_per_token(config, dtype), pairs * pair_flops, 0),
         "output": _linear(sizes["output"], form, rows),
         "mlp": Part(mlp * form.weight_bytes, mlp_flops, mlp_flops / (2 * mlp)),
         "head": _linear(sizes["embedding"] if logit_rows else 0, form, logit_rows),
     }
-    return StepCost(dtype=dtype, batch=batch, num_new=num_new, context=context, parts=parts, kv_bytes_read=read,
-                    kv_bytes_written=written, operators=_operators(config, batch, num_new, context, woken))
+    return StepCost(dtype=dtype, parts=parts, kv_bytes_read=read,
+                    operators=_operators(config, batch, num_new, context, woken))
 
 
 def _linear(num_weights: int, form: Format, rows: int) -> Part:
@@ -179,10 +171,9 @@ def _linear(num_weights: int, form: Format, rows: int) -> Part:
 def _operators(config: ModelConfig, batch: int, num_new: int, context: int, woken: float) -> int:
     """As the decoder issues them; a test counts the real one's calls."""
     layer = 26 + 5 * config.qk_norm + (batch > 1)  # norms, linears, RoPE, SwiGLU, residuals
-    sequence = 17 if num_new == 1 else 20  # write, read and attend
+    layer += batch * (17 if num_new == 1 else 20)  # write, read and attend, a sequence at a time
     new_caches = 0 if context else batch * (2 + 2 * config.num_layers)
-    return round(24 + config.num_layers * (layer + batch * sequence) + new_caches +
-                 sum(config.sparse_layers) * (3 + 12 * woken))
+    return round(24 + config.num_layers * layer + new_caches + sum(config.sparse_layers) * (3 + 12 * woken))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,12 +213,11 @@ def estimate(cost: StepCost, hardware: Hardware, *, ideal: bool = False) -> Esti
 
     parts_s = {name: seconds(name, part) for name, part in cost.parts.items()}
     work_s, operators_s = sum(parts_s.values()), cost.operators * hardware.operator_overhead_s
-    ceilings = {"bytes": cost.num_bytes / hardware.read_bytes_per_s, "flops": cost.flops / rate if rate else 0.0,
-                "operators": operators_s}
+    bytes_s, flops_s = cost.num_bytes / hardware.read_bytes_per_s, cost.flops / rate if rate else None
+    ceilings = {"bytes": bytes_s, "flops": flops_s or 0.0, "operators": operators_s}
     return Estimate(
-        time_s=max(work_s, operators_s) if hardware.is_async else work_s + operators_s, bytes_s=ceilings["bytes"],
-        flops_s=ceilings["flops"] if rate else None, operators_s=operators_s, limit=max(ceilings, key=ceilings.get),
-        parts_s=parts_s)
+        time_s=max(work_s, operators_s) if hardware.is_async else work_s + operators_s, bytes_s=bytes_s,
+        flops_s=flops_s, operators_s=operators_s, limit=max(ceilings, key=ceilings.get), parts_s=parts_s)
 
 
 def crossover_batch(config: ModelConfig, hardware: Hardware, *, dtype: str = "bfloat16",
@@ -236,13 +226,10 @@ def crossover_batch(config: ModelConfig, hardware: Hardware, *, dtype: str = "bf
 
     ``None``: there is none (each request brings more bytes of K and V than FLOPs), or no FLOP rate is known.
     """
-    def is_compute_bound(batch: int) -> bool:
-        step = estimate(step_cost(config, batch=batch, context=context, dtype=dtype), hardware, ideal=True)
-        return step.flops_s is not None and step.flops_s >= step.bytes_s
-
-    batches = range(1, MAX_CROSSOVER)
-    found = bisect_left(batches, True, key=is_compute_bound)
-    return batches[found] if found < len(batches) else None
+    ridge = hardware.flops_per_s.get(format_of(dtype).arithmetic, float("inf")) / hardware.read_bytes_per_s
+    found = 1 + bisect_left(range(1, MAX_CROSSOVER), ridge, key=lambda batch: step_cost(  # it never falls as they grow
+        config, batch=batch, context=context, dtype=dtype).intensity)
+    return found if found < MAX_CROSSOVER else None
 
 
 def max_requests(config: ModelConfig, hardware: Hardware, *, context: int, dtype: str = "bfloat16") -> int:

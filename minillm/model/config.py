@@ -68,6 +68,11 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
 
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The sliding window of each layer in tokens, ``None`` for full attention."""
+        return self.sliding_window or (None,) * self.num_layers
+
 
 # What transformers assumes when config.json leaves a key out, by model type: the models' own files rely on it.
 _QWEN = {"max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28}

@@ -12,7 +12,7 @@ import numpy as np
 
 from minillm.errors import ModelError
 from minillm.model.gguf_file import GGUFFile
-from minillm.model.kinds import ABOVE_ONE, COUNT, INDEX, NOT_NEGATIVE, POSITIVE, TEXT, Kind, check_kinds
+from minillm.model.kinds import ABOVE_ONE, COUNT, INDEX, LAYERS, NOT_NEGATIVE, POSITIVE, TEXT, Kind, check_kinds
 
 FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
 # Every id that ends a text: end of sequence, of turn, of message.
@@ -51,7 +51,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         "vocab_size": file.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in file.tensors else None,
         "hidden_size": keys.need("embedding_length", COUNT),
         "intermediate_size": keys.need("feed_forward_length", COUNT),
-        "num_hidden_layers": keys.need("block_count", COUNT),
+        "num_hidden_layers": keys.need("block_count", LAYERS),
         "num_attention_heads": keys.need("attention.head_count", COUNT),
         "num_key_value_heads": keys.get("attention.head_count_kv", COUNT),
         "max_position_embeddings": keys.need("context_length", COUNT),

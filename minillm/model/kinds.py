@@ -37,7 +37,8 @@ def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-COUNT = Kind("a whole number of at least 1", lambda value: _whole(value, 1, 2**31 - 1))
+COUNT = Kind("a whole number from 1 to 2147483647", lambda value: _whole(value, 1, 2**31 - 1))
+LAYERS = Kind("a whole number from 1 to 10000", lambda value: _whole(value, 1, 10_000))  # each is work to list
 INDEX = Kind("a whole number of at least 0", lambda value: _whole(value, 0, 2**31 - 1))
 TOKEN_ID = Kind("a whole number", _whole)  # -1, or the largest there is, stands for "none" in some files
 TOKEN_IDS = Kind("a whole number or a list of them",
@@ -51,10 +52,11 @@ OBJECT = Kind("an object", lambda value: isinstance(value, dict))
 
 # config.json and generation_config.json. Null stands for "not given" where transformers' own files write it.
 CONFIG_KINDS: dict[str, Kind] = {
-    **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads",
                      "num_key_value_heads", "head_dim", "max_position_embeddings", "original_max_position_embeddings",
                      "sliding_window", "num_local_experts", "num_experts", "num_experts_per_tok",
                      "moe_intermediate_size", "decoder_sparse_step"), COUNT.or_null()),
+    "num_hidden_layers": LAYERS.or_null(),
     **dict.fromkeys(("tie_word_embeddings", "attention_bias", "mlp_bias", "norm_topk_prob"), SWITCH),
     **dict.fromkeys(("rope_scaling", "rope_parameters"), OBJECT.or_null()),
     **dict.fromkeys(("dtype", "torch_dtype"), TEXT.or_null()),

@@ -111,7 +111,10 @@ class Tokenizer:
                 if isinstance(piece, int):
                     ids.append(piece)
                 elif piece := (piece.replace(guard, "") if guard else piece):
-                    ids += self.encoder.encode_pieces(self._pre_tokenize(piece, at_start))
+                    found = self.encoder.encode_pieces(self._pre_tokenize(piece, at_start))
+                    if not isinstance(found, list):
+                        raise TypeError(f"the encoder's encode_pieces must return a list of ids, it returned {found!r}")
+                    ids += found
                 at_start = False
         return self._prefix_ids + ids + self._suffix_ids if add_special_tokens else ids
 
