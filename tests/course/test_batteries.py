@@ -124,6 +124,28 @@ class Tuples(MyEncoder):
         return tuple(super().encode_pieces(pieces))
 
 
+class LongPiecesCut(MyEncoder):
+    def encode(self, piece):
+        return super().encode(piece) if len(piece) < 60 else self.encode(piece[:59]) + self.encode(piece[59:])
+
+
+class FirstLettersOnly(MyEncoder):
+    def symbols(self, piece):
+        return super().symbols(piece)[:200]
+
+
+class GrowsItsOwnCache(MyEncoder):
+    def __init__(self):
+        super().__init__()
+        self.seen = {}
+
+    def encode_pieces(self, pieces):
+        parts = [self.seen.setdefault(piece, self.encode(piece)) for piece in pieces] or [[]]
+        for part in parts[1:]:
+            parts[0] += part
+        return parts[0]
+
+
 def test_own_tokenizers_and_the_shortest_right_encoder_hold(capsys):
     for tokenizer in (TOKENIZER, byte_tokenizer(), TOKENIZER.with_encoder(MyEncoder())):
         prove_tokenizer(tokenizer)
@@ -314,6 +336,57 @@ class ForgetsARow(MySampler):
         return super().__call__(logits, rows)[:max(1, len(rows) - 1)]
 
 
+class TopPWithTheBorder(MySampler):
+    def keep(self, weights, params):
+        kept = super().keep(weights, params)
+        if params.top_k:
+            return kept
+        return (weights.cumsum(0) - weights <= params.top_p * weights.sum()) * (weights >= params.min_p).double()
+
+
+class PresenceBeforeRepetition(MySampler):
+    def penalize(self, scores, row):
+        for i, count in Counter(row.output_token_ids).items():
+            scores[i] -= row.params.presence_penalty + row.params.frequency_penalty * count
+        penalty = row.params.repetition_penalty
+        for i in {*row.prompt_token_ids, *row.output_token_ids}:
+            scores[i] *= 1 / penalty if scores[i] > 0 else penalty
+        return scores
+
+
+class KeysAdded(MySampler):
+    def key(self, row, place):
+        return row.seed + row.index + row.position & 0xFFFFFFFF
+
+
+class KeysXored(MySampler):
+    def key(self, row, place):
+        return (row.seed ^ row.position ^ row.index << 8) & 0xFFFFFFFF
+
+
+class SeedsOf32Bits(MySampler):
+    def key(self, row, place):
+        return hash((row.seed & 0xFFFFFFFF, row.index, row.position)) & 0xFFFFFFFF
+
+
+class LowTemperatureIsGreedy(MySampler):
+    def row(self, scores, row, place):
+        token = super().row(scores, row, place)
+        return SampledToken(int(scores.argmax())) if row.params.temperature < 0.25 and not token.error else token
+
+
+class MinusOneIsASlice(MySampler):
+    def keep(self, weights, params):
+        kept = super().keep(weights, params)
+        kept[params.top_k or len(kept):] = 0
+        return kept
+
+
+class FirstIdsOnly(MySampler):
+    def row(self, scores, row, place):
+        return super().row(scores[:512], row, place)
+
+
 def test_own_sampler_and_the_plainest_right_one_hold(capsys):
     prove_sampler(Sampler(vocab_size=1000))
     prove_sampler(MySampler())
@@ -448,6 +521,23 @@ class ReadsTheNewestAlone(MyCache):
         return keys[:, -4:], values[:, -4:]
 
 
+class ReadsOneMore(MyCache):
+    def read(self, layer, start, end):
+        keys, values = self.layers[layer]
+        return keys[:, start:end + 1], values[:, start:end + 1]
+
+
+class KeepsTheLast64(MyCache):
+    def write(self, layer, start, key, value):
+        super().write(layer, start, key, value)
+        self.layers[layer] = tuple(x[:, -64:] for x in self.layers[layer])
+
+
+class RoundsToFloat32(MyCache):
+    def write(self, layer, start, key, value):
+        super().write(layer, start, key.float().to(key.dtype), value.float().to(value.dtype))
+
+
 @pytest.mark.parametrize("cache", [ContiguousCache, MyCache])
 def test_own_cache_and_the_shortest_right_one_hold(cache, capsys):
     start_s = time.process_time()
@@ -471,3 +561,35 @@ def test_the_smallest_case_is_shown_in_words():
 def test_importing_the_batteries_loads_no_torch():
     code = "import sys; from minillm.course import prove_cache; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_an_interrupted_battery_says_in_which_case_the_part_hung(capsys):
+    class Hangs(MySampler):
+        def row(self, scores, row, place):
+            raise KeyboardInterrupt  # as Ctrl-C does, or the notebook's stop button
+
+    with pytest.raises(KeyboardInterrupt):
+        prove_sampler(Hangs())
+    assert "stopped in this case, which had not come to an end: 1 rows over a vocabulary" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("prove", "part", "words"), [
+    (prove_tokenizer, MyEncoder(), "tokenizer must be a Tokenizer .*lacks with_encoder"),
+    (prove_tokenizer, None, "None lacks with_encoder"), (prove_sampler, MySampler, "MySampler is a class: make one"),
+    (prove_sampler, None, "None lacks __call__")])
+def test_what_is_no_part_at_all_is_refused_before_any_case(prove, part, words):
+    with pytest.raises(TypeError, match=words):
+        prove(part)
+
+
+def test_a_part_that_raises_at_once_fails_with_its_own_words():
+    def broken(*args, **options):
+        raise RuntimeError("not written yet")
+
+    class Broken(MyEncoder):
+        encode_pieces = broken
+
+    for prove, part in ((prove_cache, broken), (prove_sampler, broken),
+                        (prove_tokenizer, TOKENIZER.with_encoder(Broken()))):
+        with pytest.raises(BatteryFailure, match="it raised RuntimeError: not written yet"):
+            prove(part)

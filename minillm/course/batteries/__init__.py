@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from minillm.parts import check_part
+
 if TYPE_CHECKING:
     from minillm.cache.kv import SequenceCache
     from minillm.sample import SamplerProtocol
@@ -43,10 +45,12 @@ def prove_tokenizer(tokenizer: Tokenizer, like: Tokenizer | None = None) -> None
         like: whose vocabulary and merges it follows; its own encoder's (``vocab``, ``merges``) by default.
     Raises:
         BatteryFailure: showing the smallest case that fails.
-        TypeError: there is no byte-level vocabulary to compare with.
+        TypeError: it is no tokenizer, or there is no byte-level vocabulary to compare with.
     """
     from minillm.course.batteries.tokenizer import cases
+    from minillm.text.tokenizer import Tokenizer
 
+    check_part("tokenizer", tokenizer, Tokenizer)
     _hold("tokenizer", cases(tokenizer, (like or tokenizer).encoder))
 
 
@@ -60,12 +64,14 @@ def prove_sampler(sampler: SamplerProtocol, claims: Collection[str] = SAMPLER_CL
             token while the others go on.
     Raises:
         BatteryFailure: showing the smallest case that fails.
-        ValueError: naming a claim that there is not.
+        TypeError, ValueError: it cannot be called; naming a claim that there is not.
     """
     if unknown := sorted(set(claims) - SAMPLER_CLAIMS):
         raise ValueError(f"no claim {unknown[0]!r}; there are {', '.join(sorted(SAMPLER_CLAIMS))}")
     from minillm.course.batteries.sampler import cases
+    from minillm.sample import SamplerProtocol
 
+    check_part("sampler", sampler, SamplerProtocol)
     _hold("sampler", cases(sampler, frozenset(claims)))
 
 
@@ -85,7 +91,12 @@ def _hold(name: str, cases: Iterable[Case]) -> None:
     """Run the cases from the smallest to the largest; stop at the first that fails, else print one line."""
     ordered = sorted(cases, key=lambda case: case.size)
     for case in ordered:
-        if why := _fault(case):
+        try:
+            why = _fault(case)
+        except KeyboardInterrupt:
+            print(f"{name}: stopped in this case, which had not come to an end: {case.what}")
+            raise
+        if why:
             raise BatteryFailure(f"{name} fails; of {len(ordered)} cases, this is the smallest that does:\n"
                                  f"  case     {case.what}\n  because  {why}")
     print(f"{name}: {len(ordered)} cases hold")

@@ -25,13 +25,13 @@ _SHAPES = ((1, 1, 2), (2, 1, 4), (2, 3, 4), (3, 2, 8))  # layers, KV heads, head
 _EDGES: tuple[tuple[Write, ...], ...] = (
     ((0, 1),), ((0, 1), (1, 1)), ((0, 3), (3, 1), (4, 1)), ((0, 4), (4, 4)), ((0, 5), (5, 7), (12, 1), (13, 11)),
     ((0, 2), (1, 1)), ((0, 3), (2, 2), (4, 1)), ((0, 9), (0, 3), (3, 1)), ((0, 6), (4, 5), (9, 1), (2, 1), (3, 8)),
-    ((0, 17), (17, 1), (18, 1)))
+    ((0, 17), (17, 1), (18, 1)), ((0, 150), (150, 1), (151, 150), (301, 1)))
 
 
 def cases(make_cache: MakeCache) -> Iterator[Case]:
     """Every case of :func:`~minillm.course.batteries.prove_cache`."""
     generator = random.Random(0)
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
         for layers, heads, width in _SHAPES:
             config = tiny_config(layers=layers, num_kv_heads=heads, head_dim=width)
             for writes in (*_EDGES, *(_random_writes(generator) for _ in range(8))):
@@ -117,8 +117,8 @@ def _follow_lists(cache: SequenceCache, config: ModelConfig, dtype: torch.dtype,
             if why := _read_differs(cache, lists, layer, 0, start + n):  # attention reads between the layers' writes
                 return why
         for layer in range(config.num_layers):
-            for first in {0, start, start + n - 1}:
-                if why := _read_differs(cache, lists, layer, first, start + n):
+            for first, end in {(0, start + n), (start, start + n), (start + n - 1, start + n), (0, start + n - 1)}:
+                if first < end and (why := _read_differs(cache, lists, layer, first, end)):
                     return why
         least = 2 * config.num_layers * config.num_kv_heads * (start + n) * config.head_dim * dtype.itemsize
         if why := differs(f"num_tokens after writing up to position {start + n}", cache.num_tokens, start + n):
@@ -130,7 +130,7 @@ def _follow_lists(cache: SequenceCache, config: ModelConfig, dtype: torch.dtype,
 
 def _random_pair(config: ModelConfig, n: int, dtype: torch.dtype, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     shape = (2, n, config.num_kv_heads, config.head_dim)
-    key, value = torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
+    key, value = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
     return key, value
 
 

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 
 from minillm.course.batteries import Case, differs
-from minillm.request import SamplingParams
+from minillm.course.batteries.enumeration import probabilities, row, told
 from minillm.sample import SampledToken, SamplerProtocol, SamplingRow
 
 _DRAWS, _RANDOM_DRAWS, _NUM_RANDOM = 300, 120, 20
 _UNLIKELY = 5.5  # in standard deviations: one right sampler in fifty million is called wrong
 _LOGITS = (1.5, 0.0, 2.0, -1.0, 1.0, 0.5)
-_NO_BORDER = 1e-3  # how far, as a share of the mass, a border must lie from every token: rounding may not decide
 
 
 def cases(sampler: SamplerProtocol, claims: frozenset[str]) -> Iterator[Case]:
@@ -29,53 +28,6 @@ def cases(sampler: SamplerProtocol, claims: frozenset[str]) -> Iterator[Case]:
 
 
 Needed = Iterator[tuple[frozenset[str], Case]]
-
-
-def row(seed: int = 0, index: int = 0, position: int = 0, prompt: Sequence[int] = (), output: Sequence[int] = (),
-        **params: Any) -> SamplingRow:
-    """A row of a batch; ``params`` go to :class:`~minillm.request.SamplingParams`."""
-    return SamplingRow(SamplingParams(**params), seed, index, position, tuple(prompt), tuple(output))
-
-
-def probabilities(logits: Sequence[float], item: SamplingRow) -> list[float] | None:
-    """The distribution that a row asks for, in plain Python; ``None`` where a border is too close to a token to say."""
-    params, values = item.params, _penalized(logits, item)
-    order = sorted(range(len(values)), key=lambda i: (-values[i], i))
-    if params.greedy:
-        return [float(i == order[0]) for i in range(len(values))]
-    weights = [math.exp((value - values[order[0]]) / params.temperature) for value in values]
-    order = order[:params.top_k] if params.top_k > 0 else order
-    total, passed, kept = sum(weights[i] for i in order), 0.0, []
-    for i in order:
-        if params.top_p < 1 and passed and abs(passed / total - params.top_p) < _NO_BORDER:
-            return None
-        if passed < params.top_p * total and weights[i] >= params.min_p:
-            kept.append(i)
-        passed += weights[i]
-    if params.min_p and any(abs(weight - params.min_p) < _NO_BORDER for weight in weights if weight < 1):
-        return None
-    total = sum(weights[i] for i in kept)
-    return [weights[i] / total if i in kept else 0.0 for i in range(len(values))]
-
-
-def _penalized(logits: Sequence[float], item: SamplingRow) -> list[float]:
-    params, values = item.params, list(logits)
-    for i in {*item.prompt_token_ids, *item.output_token_ids}:
-        values[i] *= 1 / params.repetition_penalty if values[i] > 0 else params.repetition_penalty
-    for i, count in Counter(item.output_token_ids).items():
-        values[i] -= params.presence_penalty + params.frequency_penalty * count
-    return values
-
-
-def _told(logits: Sequence[float], item: SamplingRow) -> str:
-    defaults, params = SamplingParams(), item.params
-    asked = {name: getattr(params, name) for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty",
-                                                      "presence_penalty", "frequency_penalty")}
-    words = [f"{name} {value:g}" for name, value in asked.items()
-             if name == "temperature" or value != getattr(defaults, name)]
-    seen = "".join(f", {name} {list(ids)}" for name, ids in (("prompt", item.prompt_token_ids),
-                                                             ("output", item.output_token_ids)) if ids)
-    return f"logits {[round(value, 3) for value in logits]}, {', '.join(words)}{seen}"
 
 
 def ask(sampler: SamplerProtocol, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
@@ -132,6 +84,9 @@ def _greedy(sampler: SamplerProtocol) -> Needed:
                         lambda values=values, t=temperature, dtype=dtype: differs(
                             "the token", _ids(sampler, [values], [row(temperature=t)], dtype),
                             [values.index(max(values))]), "greedy")
+    wide = [0.0] * 999 + [1.0]
+    yield _case("a vocabulary of 1000, the largest logit last", 40, lambda: differs(
+        "the token", _ids(sampler, [wide], [row(temperature=0)]), [999]), "greedy")
     for temperature in (1e-10, 1e-38, 5e-324):
         yield _case(f"logits [2.875, 2.955, 11.0625], temperature {temperature}: as good as 0", 3,
                     lambda t=temperature: differs("the tokens of 20 seeds", set(_ids(
@@ -147,6 +102,8 @@ def _penalties(sampler: SamplerProtocol) -> Needed:
         ("output counts as the prompt does", [2.0, 1.5], {"output": [0], "repetition_penalty": 2.0}, 1),
         ("once a token, however often it was seen", [2.0, 0.9], {"prompt": [0, 0], "output": [0],
                                                                  "repetition_penalty": 2.0}, 0),
+        ("presence is subtracted after the division", [2.0, 0.25], {"output": [0], "repetition_penalty": 2.0,
+                                                                    "presence_penalty": 1.0}, 1),
         ("below 1 it makes a token more likely", [1.0, 1.5], {"prompt": [0], "repetition_penalty": 0.5}, 0),
         ("presence is taken off once", [2.0, 0.9], {"output": [0, 0, 0], "presence_penalty": 1.0}, 0),
         ("presence is taken off at all", [2.0, 1.1], {"output": [0], "presence_penalty": 1.0}, 1),
@@ -157,7 +114,7 @@ def _penalties(sampler: SamplerProtocol) -> Needed:
     )
     for rule, logits, options, expected in table:
         item = row(temperature=0, **options)
-        yield _case(f"{rule}: {_told(logits, item)}", len(logits) + len(item.output_token_ids),
+        yield _case(f"{rule}: {told(logits, item)}", len(logits) + len(item.output_token_ids),
                     lambda logits=logits, item=item, expected=expected: differs(
                         "the token", _ids(sampler, [logits], [item]), [expected]), "greedy", "penalties")
 
@@ -175,19 +132,26 @@ def _distributions(sampler: SamplerProtocol) -> Needed:
                     {"top_k": 100}, {"top_p": 0.5}, {"top_p": 0.9}, {"top_p": 1e-6}, {"min_p": 0.3}, {"min_p": 1.0},
                     {"temperature": 0.6, "top_k": 4, "top_p": 0.8}, {"temperature": 2.0, "min_p": 0.3},
                     {"temperature": 2.5, "top_k": 3, "top_p": 0.7},
-                    {"repetition_penalty": 1.8}, {"presence_penalty": 1.0, "frequency_penalty": 0.4}):
+                    {"repetition_penalty": 1.8}, {"presence_penalty": 1.0, "frequency_penalty": 0.4},
+                    {"repetition_penalty": 1.8, "presence_penalty": 1.0, "frequency_penalty": 0.4}):
         item = row(prompt=[3, 3, 1], output=[2, 2, 5], **options)
-        yield _case(_told(_LOGITS, item), 10 + len(options), lambda options=options: drawn_wrongly(
+        yield _case(told(_LOGITS, item), 10 + len(options), lambda options=options: drawn_wrongly(
             sampler, _LOGITS, [row(i, prompt=[3, 3, 1], output=[2, 2, 5], **options) for i in range(_DRAWS)]),
             *_needs(options))
     ties = [1.0, 2.0, 2.0, 2.0, 0.0]
-    yield _case(f"top_k 2 among equals keeps the lowest ids: {_told(ties, row(top_k=2))}", 5, lambda: drawn_wrongly(
+    yield _case(f"top_k 2 among equals keeps the lowest ids: {told(ties, row(top_k=2))}", 5, lambda: drawn_wrongly(
         sampler, ties, [row(i, top_k=2) for i in range(_DRAWS)]), "temperature", "top_k")
+    for logits, options in (([1.0, 1.05, 1.1], {"temperature": 0.1}), ([1.0, 1.0], {"top_k": -1})):
+        yield _case(told(logits, row(**options)), 3, lambda logits=logits, options=options: drawn_wrongly(
+            sampler, logits, [row(i, **options) for i in range(_DRAWS)]), *_needs(options))
+    yield _case("four equal logits, top_p 0.5: two hold half of the mass, so no more stay", 4, lambda: differs(
+        "the tokens drawn", set(_ids(sampler, [[0.0] * 4] * 60, [row(i, top_p=0.5) for i in range(60)])), {0, 1}),
+        "temperature", "top_p")
     huge = [1e4, 1e4 - 1, -1e4]
-    yield _case(f"large logits do not overflow: {_told(huge, row())}", 3, lambda: drawn_wrongly(
+    yield _case(f"large logits do not overflow: {told(huge, row())}", 3, lambda: drawn_wrongly(
         sampler, huge, [row(i) for i in range(_DRAWS)]), "temperature")
     for name in ("index", "position"):
-        yield _case(f"{_DRAWS} rows of one seed that differ in {name} alone: {_told(_LOGITS, row())}", 12,
+        yield _case(f"{_DRAWS} rows of one seed that differ in {name} alone: {told(_LOGITS, row())}", 12,
                     lambda name=name: drawn_wrongly(
                         sampler, _LOGITS, [row(7, **{name: i}) for i in range(_DRAWS)]), "temperature", "seed")
 
@@ -210,7 +174,7 @@ def _random_rows(sampler: SamplerProtocol) -> Needed:
             continue
         made += 1
         rows = [row(1000 * made + i, **seen, **options) for i in range(_RANDOM_DRAWS)]
-        yield _case(_told(logits, item), 20 + len(logits) + 3 * len(options),
+        yield _case(told(logits, item), 20 + len(logits) + 3 * len(options),
                     lambda logits=logits, rows=rows: drawn_wrongly(sampler, logits, rows), *_needs(options))
 
 
@@ -267,8 +231,14 @@ def _seeds(sampler: SamplerProtocol) -> Needed:
         return differs("the second time the tokens", _ids(sampler, flat * 8, rows), first)
 
     yield _case("8 seeds, asked again after other draws and another global seed", 16, again, *needs)
-    for name, change in (("seed", lambda i: {"seed": i}), ("choice", lambda i: {"index": i}),
-                         ("position", lambda i: {"position": i})):
+    def apart() -> str:
+        rows = [row(seed=i % 6, index=i // 6 % 6, position=i // 36) for i in range(216)]
+        kinds = len(set(_ids(sampler, [[0.0] * 1000] * len(rows), rows)))
+        return "" if kinds > 150 else f"they draw {kinds} different tokens, about 194 expected: keys of draws coincide"
+
+    yield _case("216 rows over 1000 equal logits, no two alike in seed, choice and position", 50, apart, *needs)
+    for name, change in (("seed", lambda i: {"seed": i}), ("seed's upper bits", lambda i: {"seed": i << 40}),
+                         ("choice", lambda i: {"index": i}), ("position", lambda i: {"position": i})):
         yield _case(f"40 rows over 16 equal logits that differ in {name} alone", 16, lambda change=change: ""
                     if len(set(_ids(sampler, flat * 40, [row(**change(i)) for i in range(40)]))) > 4
                     else "they draw (nearly) the same token", *needs)

@@ -30,13 +30,18 @@ def cases(tokenizer: Tokenizer, reference: Any) -> Iterator[Case]:
     for text in texts:
         yield Case(f"one piece, {text!r}", len(text), lambda text=text: _ids(tokenizer, reference, [text]))
         yield Case(f"encode and decode {text!r}", len(text), lambda text=text: _survives(tokenizer, text))
+    spelled = [word for word in words if len(word) <= _LONGEST][:3000]
+    yield Case("each token of the vocabulary as a piece of its own", 150, lambda: _ids(tokenizer, reference, spelled))
+    for text in (_known(reference, text) for text in ("ab the cat " * 60, "a" * 500)):
+        yield Case(f"one piece of {len(text)} letters, {text[:11]!r} again and again", len(text),
+                   lambda text=text: _ids(tokenizer, reference, [text]))
     letters = [chr(code) for code in range(0x800)]
     known = [letter for letter in letters if _known(reference, letter)]
     yield Case("each character below U+0800 whose bytes have ids", 200, lambda: _ids(tokenizer, reference, known))
     for letter in [letter for letter in letters if letter not in known][:3]:
         yield Case(f"{'a' + letter!r}: a byte without an id is left out", 2,
                    lambda letter=letter: _ids(tokenizer, reference, ["a" + letter]))
-    for word in words[:40]:
+    for word in words[:37]:
         halves = [word[:len(word) // 2], word[len(word) // 2:]]
         yield Case(f"pieces {halves!r}, which would merge if they were one", len(word) + 1,
                    lambda halves=halves: _ids(tokenizer, reference, halves))
