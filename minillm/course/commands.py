@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> int:
         return 0 if record([path], force=args.force) else 1
     else:
         print(execute.work_copy(path, fresh=args.fresh))
-        print(f"open it: python -m jupyter lab {shown_path(path.parent / 'work' / path.name)}")
+        print(f"open it: python -m jupyter lab {shown_path(path.parent / 'mine' / path.name)}")
     return 0
 
 

@@ -41,10 +41,10 @@ def run(notebook: Any, folder: Path, variables: dict[str, str], timeout_s: float
     the kernel's peak memory in bytes.
 
     Raises:
-        CourseError: on the first cell that fails or writes to stderr.
+        CourseError: on the first cell that fails, ends its kernel or writes to stderr.
     """
     from nbclient import NotebookClient
-    from nbclient.exceptions import CellExecutionError, CellTimeoutError
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
     client = NotebookClient(notebook, timeout=math.ceil(min(timeout_s, _TIMEOUT_S)), kernel_name="python3",
                             record_timing=False,
@@ -52,7 +52,7 @@ def run(notebook: Any, folder: Path, variables: dict[str, str], timeout_s: float
                             resources={"metadata": {"path": str(folder)}})
     try:
         client.execute(env=os.environ | variables)
-    except (CellExecutionError, CellTimeoutError) as error:
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         raise CourseError(f"a cell failed, nothing was written:\n{error}") from None
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):

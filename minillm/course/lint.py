@@ -57,7 +57,7 @@ def lint_file(path: Path) -> list[str]:
         notebook = nbformat.read(path, as_version=4)
         nbformat.validate(notebook)
     # nbformat walks through a notebook before it validates it, and trips over whatever is of another kind
-    except (nbformat.ValidationError, ValueError, TypeError, AttributeError, LookupError) as error:
+    except (nbformat.ValidationError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         return [*faults, f"not a valid notebook: {reason}"]
     title = "\n".join(cell.source for cell in notebook.cells if "title" in tags(cell))

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from minillm.course.files import CourseError, data_file, data_folder
+from minillm.course.files import CourseError, data_file, data_folder, write_text
 from minillm.course.live import VARIABLE
 from minillm.measure.card import MachineCard
 from minillm.measure.results import Recording, environment
@@ -100,11 +99,16 @@ def record(paths: Sequence[Path], *, force: bool = False, budget_s: float = BUDG
         say: takes the report, a line at a time.
     Raises:
         CourseError: the machine is busy, and ``force`` is not given.
+        OSError: ``data/measurements`` cannot be written; nothing has been measured then.
     """
     end_s = time.monotonic() + budget_s
     if (load := load_per_core()) > MOST_LOAD and not force:
         raise CourseError(f"this machine is busy (load average {load:.1f} per core): a record made now would show "
                           "other work too. Wait until it is idle, or give --force")
+    measurements = data_folder() / "measurements"
+    measurements.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=measurements):
+        pass  # it can be written: better known before the minutes that measuring takes
     with TemporaryDirectory(prefix="minillm-record-") as folder:
         card = measure_card_once(Path(folder))
         say(card.describe())
@@ -112,8 +116,6 @@ def record(paths: Sequence[Path], *, force: bool = False, budget_s: float = BUDG
             raise CourseError("other work ran while the card was measured: nothing was recorded. Wait until the "
                               "machine is idle, or give --force")
         kept = [_record_one(path, Path(folder), end_s, force, say) for path in paths]
-        if any(name for own in kept for name in own or ()):
-            shutil.copy(Path(folder) / CARD, data_folder() / "measurements" / CARD)
     return all(own is not None for own in kept)
 
 
@@ -135,8 +137,12 @@ def _record_one(path: Path, folder: Path, end_s: float, force: bool, say: Callab
     from minillm.course.execute import run
     from minillm.course.lint import measure_names
 
-    notebook = nbformat.read(path, as_version=4)
-    names = measure_names(notebook)
+    try:
+        notebook = nbformat.read(path, as_version=4)
+        names = measure_names(notebook)
+    except (ValueError, AttributeError) as error:
+        say(f"{path.name}: not recorded, it is no valid notebook: {error}")
+        return None
     if not names:
         return []
     start_s = time.monotonic()
@@ -168,7 +174,6 @@ def _keep(name: str, folder: Path, force: bool, say: Callable[[str], object]) ->
     if (waited or 0) > MOST_WAITED and not force:
         say(f"  {name}: not kept, other work ran on this machine; record again when it is idle, or give --force")
         return False
-    target = data_folder() / "measurements" / file.name
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(file, target)
+    for fresh in (folder / CARD, file):  # Ctrl-C later leaves a card and its measurements, each whole
+        write_text(data_folder() / "measurements" / fresh.name, fresh.read_text("utf-8"))
     return True

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from minillm.course import commands, recording
+from minillm.course import commands, execute, recording
 from minillm.course.files import CourseError
 from minillm.course.lint import measure_names
 from minillm.course.recording import record, recorded_card
@@ -143,3 +143,51 @@ def test_a_record_is_strict_json(place):
     said = []
     assert not record([path], force=True, say=said.append)
     assert "not recorded" in said[-1] and json.dumps(names(place)) == "[]"
+
+
+def test_ctrl_c_half_way_leaves_whole_records_with_their_card_and_nothing_else(place):
+    paths = [place.notebook("90_a", CELL), place.notebook("91_b", CELL.replace('"one"', '"three"'))]
+    real = execute.run
+
+    def run(notebook, *args, **options):
+        if "three" in notebook.cells[0].source:
+            raise KeyboardInterrupt
+        return real(notebook, *args, **options)
+
+    place.monkeypatch.setattr(execute, "run", run)
+    with pytest.raises(KeyboardInterrupt):
+        record(paths, force=True, say=lambda line: None)
+    assert names(place) == ["course_card.json", "course_one.json", "course_two.json"]
+    assert sorted(path.name for path in place.data.iterdir()) == names(place)
+    card = MachineCard.load(place.data / "course_card.json")
+    assert MachineCard(**Recording.load(place.data / "course_one.json").settings["card"]) == card
+
+
+def test_where_nothing_can_be_written_nothing_is_measured(place):
+    place.data.parent.mkdir()
+    place.data.write_text("a file, where the folder should be")
+    with pytest.raises(OSError, match="measurements"):
+        record([place.notebook("90_a", CELL)], force=True, say=lambda line: None)
+    assert place.measure.calls == 0
+
+
+def test_a_damaged_notebook_or_one_that_ends_its_kernel_is_named_and_the_rest_goes_on(place):
+    damaged = place.notebook("89_a", CELL)
+    damaged.write_text("{")
+    paths = [damaged, place.notebook("90_b", "import os\nos._exit(3)", CELL), place.notebook("91_c", CELL)]
+    said = []
+    assert not record(paths, force=True, say=said.append)
+    assert any("89_a.ipynb: not recorded, it is no valid notebook" in line for line in said)
+    assert any("90_b.ipynb: not recorded" in line and "ernel died" in line for line in said)
+    assert "course_one.json" in names(place)
+
+
+def test_the_command_that_opens_a_work_copy_names_the_copy(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(commands, "find_notebook", lambda number: notebook)
+    notebook = tmp_path / "90_a.ipynb"
+    nbformat.write(new_notebook(), notebook)
+    parser = argparse.ArgumentParser()
+    commands.add_arguments(parser)
+    assert commands.main(parser.parse_args(["work", "90"])) == 0
+    copy, line = capsys.readouterr().out.splitlines()
+    assert line.endswith(copy) and (tmp_path / "mine" / "90_a.ipynb").is_file()
