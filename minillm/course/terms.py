@@ -75,7 +75,7 @@ def glossary_page() -> str:
     for term in glossary().terms:
         place = f"[{term.notebook}]({files[term.notebook]})" if term.notebook in files else term.notebook
         cells = (term.term, term.meaning, term.unit, term.apart(), place)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        lines.append("| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from minillm.course import glossary
+from minillm.course import glossary, terms
 from minillm.course.terms import PAGE, Glossary, Term, glossary_page
 
 ROOT = Path(__file__).parents[2]
@@ -70,3 +70,9 @@ def test_columns_are_shown_where_a_row_has_them():
                             [["a", "A.", "s", ""], ["b", "B.", "", "a: An a is no b."]])
     assert "not to be confused with" in both._repr_mimebundle_()["text/html"]
     assert Term("a", "A.", "00", confused_with="") == Term("a", "A.", "00")
+
+
+def test_a_line_break_or_a_bar_in_a_term_does_not_break_the_table(monkeypatch):
+    odd = Glossary((Term("a|b", "First line\nsecond | line.", "00"),))
+    monkeypatch.setattr(terms, "glossary", lambda: odd)
+    assert glossary_page().splitlines()[-1].startswith("| a\\|b | First line second \\| line. |")

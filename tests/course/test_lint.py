@@ -9,6 +9,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from minillm.course import lint as lint_module
 from minillm.course.address import badges
 from minillm.course.lint import LIMITS, RULES, SECTIONS, count_words, lint, lint_file, setup_cell
+from minillm.course.lint_links import broken_links
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
@@ -224,3 +225,15 @@ def test_what_is_no_notebook_is_said_plainly(tmp_path):
 
 def test_words_are_what_a_reader_reads():
     assert count_words("## Two words\n[a link](https://example.org/x/y) <b>bold</b> | --- |") == 5
+
+
+@pytest.mark.parametrize("target", ["x" * 5000, "\0x", "%00", "\udcff", "~nobody/x"], ids=ascii)
+def test_a_link_that_is_no_path_at_all_is_a_broken_link(tmp_path, target):
+    notebook = new_notebook(cells=[prose("a", f"[x]({target})")])
+    assert len(list(broken_links(notebook, tmp_path))) == 1
+
+
+def test_a_file_of_brackets_is_no_notebook(tmp_path):
+    path = tmp_path / "00_deep.ipynb"
+    path.write_text("[" * 100_000)
+    assert "not a valid notebook" in lint_file(path)[0]
