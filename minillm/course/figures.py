@@ -131,7 +131,8 @@ def _empty_panel(axes: Any, title: str) -> None:
 def recorded_and_yours(names: Sequence[Any], recorded: Sequence[float], yours: Sequence[float] | None, *, x_label: str,
                        y_label: str, recorded_label: str, finding: str,
                        absolute: Mapping[str, Sequence[Any]] | None = None, logarithmic: bool = False,
-                       level: float = 1, is_floor: bool = True) -> Shown:
+                       level: float = 1, is_floor: bool = True,
+                       law: tuple[str, Sequence[float]] | None = None) -> Shown:
     """A recorded run (hollow, dashed) and the reader's (filled) on axes where the law shows and not the hardware.
 
     Args:
@@ -143,7 +144,10 @@ def recorded_and_yours(names: Sequence[Any], recorded: Sequence[float], yours: S
         logarithmic: both axes, for numbers over several decades.
         level: where a line is drawn across.
         is_floor: that line is the floor (at 1), so that values below it are called impossible.
+        law: a name and the values that the cost model expects, drawn as a thin line (numbers as ``names`` only).
     """
+    from matplotlib.ticker import LogLocator, NullLocator
+
     if is_floor and level == 1:
         finding = _with_impossible(finding, recorded, yours)
     figure, axes = canvas(7.5, 3.2)
@@ -152,6 +156,8 @@ def recorded_and_yours(names: Sequence[Any], recorded: Sequence[float], yours: S
         axes.plot(names, recorded, "o--", markerfacecolor="white", color=PALETTE[0],
                   label=f"recorded: {recorded_label}")
         axes.plot(*((names, yours) if yours else ([], [])), "s-", color=_YOURS, label="yours" if yours else empty)
+        if law:
+            axes.plot(names, law[1], ":", color="#555555", label=law[0])
         axes.axhline(level, color="#555555", linewidth=1, linestyle="-" if is_floor and level == 1 else ":")
     else:
         _paired_bars(axes, names, recorded, yours, (f"recorded: {recorded_label}", "yours" if yours else empty))
@@ -159,15 +165,17 @@ def recorded_and_yours(names: Sequence[Any], recorded: Sequence[float], yours: S
     axes.margins(y=0.15)
     if logarithmic:
         axes.set(xscale="log", yscale="log")
-        for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axis.set_major_formatter("{x:,g}")
-            axis.set_minor_formatter("{x:,g}" if high < 30 * low else "")  # within a decade or so, tens are too few
+            axis.set_minor_locator(NullLocator())
     else:
         axes.set_ylim(bottom=0)
     axes.set_title("\n".join(wrap(finding, 96)), loc="left", fontsize=9.5)
     figure.legend(loc="outside lower left", fontsize=8.5, frameon=False)
     columns = {x_label or "what": list(names), f"recorded, {y_label}": list(recorded)}
     columns |= {f"yours, {y_label}": list(yours)} if yours else {}
+    columns |= {law[0]: list(law[1])} if law else {}
     return show(figure, alt=finding, table=columns | {key: list(values) for key, values in (absolute or {}).items()})
 
 

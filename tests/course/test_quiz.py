@@ -21,6 +21,17 @@ def live(monkeypatch):
 
 
 @pytest.mark.parametrize("number", NUMBERS)
+def test_the_right_answer_is_not_given_away_by_its_place_or_length(number):
+    """Readers found it where it was always the second, or always the longest."""
+    choices = [question.choices for question in load_questions(number) if question.choices]
+    right = [[choice.correct for choice in own].index(True) for own in choices]
+    longest = [len(own[i].text) == max(len(choice.text) for choice in own) for own, i in zip(choices, right)]
+    if len(choices) >= 3:
+        assert len(set(right)) > 1
+        assert sum(longest) <= len(longest) / 2
+
+
+@pytest.mark.parametrize("number", NUMBERS)
 def test_shipped_questions_keep_the_rules_and_accept_their_own_answers(number):
     for question in load_questions(number):
         if question.choices:

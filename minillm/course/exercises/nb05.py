@@ -117,6 +117,21 @@ def _crossing_mlp_alone(hidden: int, inner: int, heads: int, kv_heads: int, dim:
     return max(1, math.ceil(3 * hidden * inner / (heads * dim)) - 1)
 
 
+def _head_never_read(tokens: int, body: int, head: int, pair_flops: int, bytes_per_weight: int, read: float,
+                     flops: float) -> float:
+    pairs = tokens * (tokens + 1) // 2
+    return max(body * bytes_per_weight / read, (2 * body * tokens + 2 * head + pair_flops * pairs) / flops)
+
+
+def _crossing_rounded_down(hidden: int, inner: int, heads: int, kv_heads: int, dim: int) -> int:
+    layer = hidden * dim * (heads + 2 * kv_heads) + heads * dim * hidden + 3 * hidden * inner
+    return max(1, layer // (heads * dim) - 1)
+
+
+def _crossing_full_keys(hidden: int, inner: int, heads: int, kv_heads: int, dim: int) -> int:
+    return crossing(hidden, inner, heads, heads, dim)
+
+
 EXERCISES = {task.id: task for task in (
     Exercise(
         "05-1", "the floor of a prefill", floor_s,
@@ -125,6 +140,7 @@ EXERCISES = {task.id: task for task in (
         misconceptions=(
             Misconception(_sum, "reading and multiplying go on at the same time: the longer counts, not the sum"),
             Misconception(_reads_per_token, "one pass reads each weight once, however many tokens go through"),
+            Misconception(_head_never_read, "the head is read too, once"),
             Misconception(_head_for_all, "the head runs for the last row alone"),
             Misconception(_no_pairs, "attention adds pair_flops for each of T (T + 1) / 2 pairs"),
             Misconception(_whole_square, "the mask hides half: T (T + 1) / 2 pairs, not T * T"),
@@ -143,9 +159,12 @@ EXERCISES = {task.id: task for task in (
     Exercise(
         "05-3", "where attention passes the matrices", crossing,
         cases=((8, 16, 2, 1, 4), (576, 1536, 9, 3, 64), (4096, 14_336, 32, 8, 128), (8192, 28_672, 64, 8, 128),
-               (64, 0, 8, 1, 64)),
+               (64, 0, 8, 1, 64), (10, 7, 3, 1, 4)),
         misconceptions=(
             Misconception(_crossing_square, "half of the square is masked: pairs are T (T + 1) / 2"),
+            Misconception(_crossing_rounded_down, "the smallest prompt at which attention takes *at least* as much: "
+                                                  "round up to a whole token"),
+            Misconception(_crossing_full_keys, "keys and values have kv_heads heads, so their matrices are narrower"),
             Misconception(_crossing_kv_heads, "every query head computes its own scores: heads, not kv_heads"),
             Misconception(_crossing_scores_alone, "a pair costs its score and its value: 4 FLOPs a number"),
             Misconception(_crossing_mlp_alone, "attention's own four matrices are matrices too"),
