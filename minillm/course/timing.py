@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,6 +38,13 @@ def median_seconds(work: Callable[[], Any], *, device: str = "cpu", seconds: flo
     from minillm.measure.bench import time_repeated
 
     return statistics.median(time_repeated(work, device, seconds, min_rounds=rounds, warmup=1))
+
+
+def seconds_of(work: Callable[[], Any]) -> float:
+    """Seconds of one call: for work of seconds, where repeating would take too long."""
+    start_s = time.perf_counter()
+    work()
+    return time.perf_counter() - start_s
 
 
 def median_request(records: Sequence[Record]) -> Record:
