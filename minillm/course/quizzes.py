@@ -148,7 +148,8 @@ def _question_html(question: Question) -> str:
         return head + "".join(
             html.details(f"{letter}) {choice.text.replace('`', '')}", f"<p>{_verdict(choice.correct, choice.why)}</p>")
             for letter, choice in _letters(question))
-    span = f"{html.format_cell(question.low)} to {html.format_cell(question.high)} {question.unit}"
+    bounds = dict.fromkeys(map(html.format_cell, (question.low, question.high)))  # one where both are equal
+    span = f"{' to '.join(bounds)} {question.unit}"
     return head + html.details(f"Your number, in {question.unit}, then open",
                                f"<p>Accepted: {html.escape(span)}. {html.rich_text(question.why)}</p>")
 

@@ -33,6 +33,14 @@ def _mebibytes(layers: int, kv_heads: int, dim: int, bytes_per_number: int, toke
     return kv_bytes(layers, kv_heads, dim, bytes_per_number, tokens) / 2**20
 
 
+def _always_float32(layers: int, kv_heads: int, dim: int, bytes_per_number: int, tokens: int) -> int:
+    return kv_bytes(layers, kv_heads, dim, 4, tokens)
+
+
+def _rounded_up_to_a_power(layers: int, kv_heads: int, dim: int, bytes_per_number: int, tokens: int) -> int:
+    return kv_bytes(layers, kv_heads, dim, bytes_per_number, 1 << (tokens - 1).bit_length())
+
+
 @dataclass
 class ToyCache:
     """Keys and values of one layer as lists, with room for a few tokens at first, and perhaps one fault."""
@@ -111,6 +119,10 @@ def _rounded(memory: int, weights: int, token_bytes: int, context: int, spare: f
     return max(0, round((memory * (1 - spare) - weights) / (token_bytes * context)))
 
 
+def _not_rounded(memory: int, weights: int, token_bytes: int, context: int, spare: float) -> float:
+    return max(0.0, (memory * (1 - spare) - weights) / (token_bytes * context))
+
+
 def _negative(memory: int, weights: int, token_bytes: int, context: int, spare: float) -> int:
     return int((memory * (1 - spare) - weights) // (token_bytes * context))
 
@@ -129,6 +141,8 @@ EXERCISES = {task.id: task for task in (
             Misconception(_one_layer, "every layer has keys and values of its own"),
             Misconception(_one_token, "that is one token's; there are `tokens` of them"),
             Misconception(_numbers, "that counts numbers; each takes bytes_per_number bytes"),
+            Misconception(_always_float32, "bytes_per_number is given: 4 for float32, 2 for 16 bit"),
+            Misconception(_rounded_up_to_a_power, "4,000 tokens are 4,000, not 4,096"),
             Misconception(_mebibytes, "return bytes; MiB is a way to print them"),
         )),
     Exercise(
@@ -149,6 +163,7 @@ EXERCISES = {task.id: task for task in (
             Misconception(_weights_forgotten, "the weights lie in the same memory"),
             Misconception(_no_spare, "`spare` of the whole memory is kept free for everything else"),
             Misconception(_rounded, "half a request does not fit: round down"),
+            Misconception(_not_rounded, "a part of a request does not fit: round down to a whole number"),
             Misconception(_negative, "fewer than none cannot fit: return 0"),
             Misconception(_spare_of_the_rest, "`spare` is a share of the whole memory, not of what the weights leave"),
         )),
