@@ -139,7 +139,7 @@ def recorded_and_yours(names: Sequence[Any], recorded: Sequence[float], yours: S
         names: x values without a unit, such as rows over the crossover batch: numbers give lines, words give bars.
         recorded, yours: measured over ideal by each machine's own card; ``yours`` is ``None`` in a recorded run.
         recorded_label: device, date and path of the recorded run.
-        finding: the title and alternative text. A value well below 1 is added to it: faster than a card says is possible.
+        finding: the title and alternative text. A value well below 1 is added to it: faster than a card allows.
         absolute: columns of absolute values for the table below.
         logarithmic: both axes, for numbers over several decades.
         level: where a line is drawn across.
