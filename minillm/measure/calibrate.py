@@ -23,8 +23,10 @@ from minillm.measure.card import MachineCard
 from minillm.measure.distribution import Spread
 from minillm.measure.hardware import Hardware, KernelRates
 from minillm.measure.roofline import estimate, step_cost
+from minillm.model.config import ModelConfig
 from minillm.model.decoder import Decoder
 from minillm.model.linear import activation_dtype, make_linear
+from minillm.model.weights import expected_tensors
 
 ROWS = (1, 2, 4, 8, 16, 64, 256)
 SIZE = 1024  # of the square weights: between the layers of a 135M and of an 8B model
@@ -62,7 +64,8 @@ def measure_kernels(dtype: str = "auto", device: str = "cpu", buffer_bytes: int 
     linear = tuple(_measure_linear(dtype, kernel_dtype, device, buffer_bytes, seconds * 0.6))
     return KernelRates(
         linear=linear, kv_bytes_per_s=_measure_kv(kernel_dtype, device, buffer_bytes, seconds * 0.2),
-        attention_flops_per_s=_measure_attention(kernel_dtype, device, seconds * 0.2))
+        attention_flops_per_s=_measure_attention(kernel_dtype, device, seconds * 0.15),
+        call_s=_measure_calls(dtype, device, seconds * 0.05))
 
 
 def _measure_linear(dtype: str, kernel_dtype: torch.dtype, device: str, buffer_bytes: int,
@@ -102,6 +105,16 @@ def _measure_attention(dtype: torch.dtype, device: str, seconds: float) -> float
     query = torch.randn(CONTEXT, KV_HEADS * GROUP, HEAD_DIM, device=device).to(dtype)
     spread = Spread.of(time_repeated(partial(causal_attention, query, keys, values), device, seconds))
     return 4 * KV_HEADS * GROUP * HEAD_DIM * CONTEXT * (CONTEXT + 1) / 2 / spread.median
+
+
+def _measure_calls(dtype: str, device: str, seconds: float) -> float:
+    """Seconds a call in a decode step of a decoder of 64 numbers: with next to nothing to compute, it is all calls."""
+    config = ModelConfig(model_type="llama", vocab_size=64, hidden_size=64, intermediate_size=64, num_layers=8,
+                         num_heads=4, num_kv_heads=1, head_dim=16, max_position_embeddings=64)
+    weights = {name: torch.zeros(shape) for name, shape in expected_tensors(config).items()}
+    model = Decoder.from_weights(config, weights, dtype=dtype, device=device)
+    samples = time_step(model, 1, 1, 16, seconds=seconds)
+    return Spread.of(samples).median / step_cost(config, context=16, dtype=dtype).operators
 
 
 class GridPoint(NamedTuple):

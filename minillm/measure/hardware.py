@@ -25,11 +25,14 @@ class KernelRates:
             lie in memory and not in a cache. One row shows the bandwidth of the kernel, many rows its FLOP rate.
         kv_bytes_per_s: K and V read by attention with one query a sequence.
         attention_flops_per_s: attention of a whole prompt; only the pairs that the causal mask keeps count.
+        call_s: one operator call as the decoder makes it, with the Python around it, from a decoder so narrow that its
+            step is nothing but calls; 0 where it was not measured (the card's bare overhead stands in).
     """
 
     linear: tuple[tuple[int, float], ...]
     kv_bytes_per_s: float
     attention_flops_per_s: float
+    call_s: float = 0.0
 
     def linear_seconds_per_byte(self, rows: float) -> float:
         """Between two measured row counts a straight line; beyond the last, time grows with the rows. More rows never

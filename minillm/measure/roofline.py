@@ -212,7 +212,8 @@ def estimate(cost: StepCost, hardware: Hardware, *, ideal: bool = False) -> Esti
         return max(part.num_bytes / hardware.read_bytes_per_s, part.flops / rate if rate else 0.0)
 
     parts_s = {name: seconds(name, part) for name, part in cost.parts.items()}
-    work_s, operators_s = sum(parts_s.values()), cost.operators * hardware.operator_overhead_s
+    call_s = (rates and rates.call_s) or hardware.operator_overhead_s
+    work_s, operators_s = sum(parts_s.values()), cost.operators * call_s
     bytes_s, flops_s = cost.num_bytes / hardware.read_bytes_per_s, cost.flops / rate if rate else None
     ceilings = {"bytes": bytes_s, "flops": flops_s or 0.0, "operators": operators_s}
     return Estimate(

@@ -20,7 +20,7 @@ def my_limit(step, machine):
 
 
 # %% 08-3
-def my_crossover(weights, bytes_per_weight, token_bytes, context, read, flops):
+def my_crossover_batch(weights, bytes_per_weight, token_bytes, context, read, flops):
     import math
 
     multiplying = 2 * weights / flops          # seconds that a request adds
