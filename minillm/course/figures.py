@@ -161,6 +161,8 @@ def recorded_and_yours(names: Sequence[Any], recorded: Sequence[float], yours: S
         axes.axhline(level, color="#555555", linewidth=1, linestyle="-" if is_floor and level == 1 else ":")
     else:
         _paired_bars(axes, names, recorded, yours, (f"recorded: {recorded_label}", "yours" if yours else empty))
+        axes.annotate("floor = 1" if is_floor else "1", (1, 1), (4, 0), xycoords=("axes fraction", "data"),
+                      textcoords="offset points", fontsize=8.5, va="center")
     axes.set(xlabel=x_label, ylabel=y_label)
     axes.margins(y=0.15)
     if logarithmic:
@@ -194,13 +196,12 @@ def _paired_bars(axes: Any, names: Sequence[Any], recorded: Sequence[float], you
     plate = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # a line must not cross a number
     bars = axes.bar(left, recorded, 0.36, facecolor="white", edgecolor=PALETTE[0], linewidth=1.6, linestyle="--",
                     label=labels[0])
-    axes.bar_label(bars, fmt="%.1f", fontsize=9, padding=3, bbox=plate)
+    digits = "%.2f" if max(*recorded, *(yours or ())) < 2 else "%.1f"
+    axes.bar_label(bars, fmt=digits, fontsize=8 if len(names) > 6 else 9, padding=3, bbox=plate)
     live = axes.bar(right, yours or [0] * len(names), 0.36, color=_YOURS, label=labels[1])
     if yours:
-        axes.bar_label(live, fmt="%.1f", fontsize=9, padding=3, bbox=plate)
+        axes.bar_label(live, fmt=digits, fontsize=8 if len(names) > 6 else 9, padding=3, bbox=plate)
     axes.axhline(1, color="#555555", linewidth=1)
-    axes.annotate("floor = 1", (1, 1), (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
-                  fontsize=8.5, va="center")
     axes.set_xticks(range(len(names)), names)
 
 

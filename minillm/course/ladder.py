@@ -54,7 +54,7 @@ class Ladder:
         axes.set_yticks(places, [f"{r.notebook}  {r.name}" for r in rungs])
         axes.invert_yaxis()
         axes.set_xlim(left=0)
-        axes.set_xlabel("tokens/s, one request on this machine")
+        axes.set_xlabel("tokens/s on this machine, one request unless a rung says more")
         figure.legend(loc="outside upper right", ncols=2, frameon=False)
         best = max(rungs, key=lambda r: r.measured or 0)
         data: dict[str, list[Any]] = {

@@ -49,6 +49,15 @@ def _always_bytes(step: Numbers, machine: Numbers) -> str:
     return "bytes"
 
 
+def _sum_of_floors(step: Numbers, machine: Numbers) -> str:
+    total = step["bytes"] / machine["read"] + step["flops"] / machine["flops"] + step["calls"] * machine["call"]
+    return limit(step | {"seconds": 0.0}, machine) if step["seconds"] <= 2 * total else "none"
+
+
+def _calls_divided(step: Numbers, machine: Numbers) -> str:
+    return limit(step, machine | {"call": 1 / machine["call"]})
+
+
 def _never_none(step: Numbers, machine: Numbers) -> str:
     return limit(step | {"seconds": 0.0}, machine)
 
@@ -115,10 +124,14 @@ EXERCISES = {task.id: task for task in (
                ({"bytes": 538e6, "flops": 2.2e11, "calls": 1300, "seconds": 0.9}, _MACHINE),
                ({"bytes": 10e6, "flops": 1e7, "calls": 1300, "seconds": 0.002}, _MACHINE),
                ({"bytes": 538e6, "flops": 2.7e8, "calls": 1300, "seconds": 0.2}, _MACHINE),
-               ({"bytes": 538e6, "flops": 1.2e10, "calls": 1300, "seconds": 0.05}, _MACHINE)),
+               ({"bytes": 538e6, "flops": 1.2e10, "calls": 1300, "seconds": 0.05}, _MACHINE),
+               ({"bytes": 400e6, "flops": 3e9, "calls": 10_000, "seconds": 0.04}, _MACHINE),
+               ({"bytes": 400e6, "flops": 3e9, "calls": 10_000, "seconds": 0.045}, _MACHINE)),
         misconceptions=(
             Misconception(_always_bytes, "turn each number into seconds by its own rate, and compare"),
             Misconception(_never_none, "over twice its largest floor, a step is explained by none of the three"),
+            Misconception(_sum_of_floors, "compare with twice the highest floor, not with twice their sum"),
+            Misconception(_calls_divided, "`call` is seconds a call, not calls a second: multiply"),
             Misconception(_the_smallest, "the longest of the three holds a step up"),
             Misconception(_raw_numbers, "bytes, FLOPs and calls have different rates: compare seconds"),
             Misconception(_calls_forgotten, "a small model's step may be nothing but calls"),
@@ -126,7 +139,7 @@ EXERCISES = {task.id: task for task in (
     Exercise(
         "08-3", "the crossover batch", crossover,
         cases=((1000, 2, 10, 0, 100.0, 1000.0), (1000, 2, 1, 10, 100.0, 1000.0), (1000, 2, 10, 100, 100.0, 1000.0),
-               (134_515_008, 4, 46_080, 0, 20e9, 300e9), (7_504_924_672, 2, 131_072, 0, 3.35e12, 9.89e14),
+               (134_515_008, 4, 46_080, 0, 21e9, 300e9), (7_504_924_672, 2, 131_072, 0, 3.35e12, 9.89e14),
                (7_504_924_672, 2, 131_072, 512, 3.35e12, 9.89e14), (7_504_924_672, 2, 131_072, 8192, 3.35e12, 9.89e14)),
         misconceptions=(
             Misconception(_without_caches, "each further request also brings a cache to read: context * token_bytes"),

@@ -1,0 +1,150 @@
+"""Exercises of notebook 09: goodput, a stopwatch with a fault, and a percentile over replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from minillm.course.checking import Exercise, Misconception
+from minillm.measure.distribution import percentile
+
+Request = dict[str, Any]
+
+
+def goodput(requests: Sequence[Request], ttft: float, tpot: float) -> float:
+    """Share of the judged requests that met both limits. A failure meets none; one token within its TTFT limit has no
+    TPOT to judge and is left out."""
+    verdicts = [_met(request, ttft, tpot) for request in requests]
+    judged = [verdict for verdict in verdicts if verdict is not None]
+    return sum(judged) / len(judged)
+
+
+def _met(request: Request, ttft: float, tpot: float) -> bool | None:
+    if request["failure"] or request["ttft"] > ttft:
+        return False
+    return None if request["tpot"] is None else request["tpot"] <= tpot
+
+
+def _failures_left_out(requests: Sequence[Request], ttft: float, tpot: float) -> float:
+    return goodput([request for request in requests if not request["failure"]], ttft, tpot)
+
+
+def _ttft_alone(requests: Sequence[Request], ttft: float, tpot: float) -> float:
+    return goodput(requests, ttft, float("inf"))
+
+
+def _one_token_fails(requests: Sequence[Request], ttft: float, tpot: float) -> float:
+    return sum(bool(_met(request, ttft, tpot)) for request in requests) / len(requests)
+
+
+def _one_token_counts(requests: Sequence[Request], ttft: float, tpot: float) -> float:
+    return sum(_met(request, ttft, tpot) is not False for request in requests) / len(requests)
+
+
+def _count(requests: Sequence[Request], ttft: float, tpot: float) -> float:
+    return sum(bool(_met(request, ttft, tpot)) for request in requests)
+
+
+def _request(ttft: float | None, tpot: float | None, failure: str | None = None) -> Request:
+    return {"ttft": ttft, "tpot": tpot, "failure": failure}
+
+
+_TIMES = {"scheduled": 10.0, "sent": 10.5, "tokens": [11.0, 11.1, 11.2, 11.5], "chunks": [11.0, 11.5]}
+_NUMBERS = {"ttft": 1.0, "tpot": 0.5 / 3}
+
+
+def find_flaw(times: Request, report: dict[str, float]) -> str:
+    """Compare the report with each honest and dishonest way of computing it."""
+    tokens, chunks = times["tokens"], times["chunks"]
+    if abs(report["ttft"] - (tokens[0] - times["scheduled"])) > 1e-6:
+        return "clock started late"
+    span = tokens[-1] - tokens[0]
+    if abs(report["tpot"] - span / (len(tokens) - 1)) < 1e-6:
+        return "none"
+    return "chunks counted as tokens" if abs(report["tpot"] - span / (len(chunks) - 1)) < 1e-6 else "divided by N"
+
+
+def _sent_is_the_start(times: Request, report: dict[str, float]) -> str:
+    return find_flaw(times | {"scheduled": times["sent"]}, report)
+
+
+def _chunks_never(times: Request, report: dict[str, float]) -> str:
+    found = find_flaw(times, report)
+    return "divided by N" if found == "chunks counted as tokens" else found
+
+
+def _n_is_right(times: Request, report: dict[str, float]) -> str:
+    found = find_flaw(times, report)
+    return {"none": "divided by N", "divided by N": "none"}.get(found, found)
+
+
+def _another_spelling(times: Request, report: dict[str, float]) -> str:
+    return find_flaw(times, report).replace(" ", "_")
+
+
+def pooled(replicas: Sequence[Sequence[float]], p: float) -> float | None:
+    """The percentile of all requests together."""
+    return percentile([value for replica in replicas for value in replica], p)
+
+
+def _mean_of_percentiles(replicas: Sequence[Sequence[float]], p: float) -> float:
+    own = [percentile(replica, p) for replica in replicas if replica]
+    return sum(own) / len(own)
+
+
+def _worst_replica(replicas: Sequence[Sequence[float]], p: float) -> float:
+    return max(percentile(replica, p) for replica in replicas if replica)
+
+
+def _weighted(replicas: Sequence[Sequence[float]], p: float) -> float:
+    total = sum(map(len, replicas))
+    return sum(len(replica) * percentile(replica, p) for replica in replicas if replica) / total
+
+
+def _unsorted(replicas: Sequence[Sequence[float]], p: float) -> float:
+    values = [value for replica in replicas for value in replica]
+    return values[round(p / 100 * (len(values) - 1))]
+
+
+def _nearest_rank(replicas: Sequence[Sequence[float]], p: float) -> float:
+    values = sorted(value for replica in replicas for value in replica)
+    return values[round(p / 100 * (len(values) - 1))]
+
+
+EXERCISES = {task.id: task for task in (
+    Exercise(
+        "09-1", "goodput", goodput,
+        cases=(([_request(0.5, 0.03), _request(1.5, 0.03)], 1.0, 0.05),
+               ([_request(0.5, 0.03), _request(None, None, "timeout")], 1.0, 0.05),
+               ([_request(0.5, 0.09), _request(1.0, 0.05)], 1.0, 0.05),
+               ([_request(0.5, None), _request(0.5, 0.03), _request(2.0, None)], 1.0, 0.05)),
+        misconceptions=(
+            Misconception(_failures_left_out, "a request that failed met no objective: it counts, and against it"),
+            Misconception(_ttft_alone, "both limits must be kept"),
+            Misconception(_one_token_fails, "a single token has no TPOT to judge: leave it out of the whole too"),
+            Misconception(_one_token_counts, "a single token has no TPOT: nobody can say that it met both limits"),
+            Misconception(_count, "return a share of all requests, not their number"),
+        )),
+    Exercise(
+        "09-2", "the dishonest report", find_flaw,
+        cases=((_TIMES, _NUMBERS), (_TIMES, _NUMBERS | {"ttft": 0.5}), (_TIMES, _NUMBERS | {"tpot": 0.5}),
+               (_TIMES, _NUMBERS | {"tpot": 0.125})),
+        misconceptions=(
+            Misconception(_sent_is_the_start, "the user waited from when the request was due, not from when the "
+                                              "harness got round to sending it"),
+            Misconception(_chunks_never, "divide the span by chunks - 1: is that what the report did?"),
+            Misconception(_n_is_right, "N tokens have N - 1 gaps"),
+            Misconception(_another_spelling, "return one of the four names exactly as the text spells them"),
+        )),
+    Exercise(
+        "09-3", "a percentile over replicas", pooled,
+        cases=(([[1.0, 2.0, 3.0]], 50), ([[1.0, 2.0], [3.0, 4.0]], 50), ([[9.0], [1.0, 1.0, 1.0, 1.0]], 95),
+               ([[5.0, 1.0, 3.0], []], 0), ([[1.0, 2.0], [2.0, 10.0, 3.0]], 99)),
+        misconceptions=(
+            Misconception(_mean_of_percentiles, "the mean of percentiles is no percentile: pool all requests first"),
+            Misconception(_worst_replica, "the worst replica is not where most users were"),
+            Misconception(_weighted, "weighting percentiles by requests does not make a percentile of them"),
+            Misconception(_unsorted, "sort the pooled values first"),
+            Misconception(_nearest_rank, "between two ranks the value is interpolated, as my_percentile does"),
+        )),
+)}
