@@ -24,7 +24,8 @@ def my_find_flaw(times, report):
         return "clock started late"
     if near(report["tpot"], span / (len(tokens) - 1)):
         return "none"
-    if near(report["tpot"], span / (len(times["chunks"]) - 1)):
+    chunks = times["chunks"]
+    if near(report["tpot"], (chunks[-1] - chunks[0]) / (len(chunks) - 1)):
         return "chunks counted as tokens"
     return "divided by N"
 

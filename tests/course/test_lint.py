@@ -237,3 +237,14 @@ def test_a_file_of_brackets_is_no_notebook(tmp_path):
     path = tmp_path / "00_deep.ipynb"
     path.write_text("[" * 100_000)
     assert "not a valid notebook" in lint_file(path)[0]
+
+
+def test_the_map_gives_each_notebooks_minutes():
+    """The map of the course and a notebook's title and metadata say the same."""
+    table = (NOTEBOOKS / "README.md").read_text(encoding="utf-8")
+    for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb")):
+        notebook = nbformat.read(path, as_version=4)
+        minutes = notebook.metadata["minillm"]["minutes"]
+        row = next(line for line in table.splitlines() if line.startswith(f"| {path.name[:2]} |"))
+        assert row.split("|")[4].strip() == str(minutes), path.name
+        assert f"{minutes} minutes · " in notebook.cells[0].source, path.name

@@ -41,6 +41,10 @@ def _one_token_counts(requests: Sequence[Request], ttft: float, tpot: float) -> 
     return sum(_met(request, ttft, tpot) is not False for request in requests) / len(requests)
 
 
+def _strictly(requests: Sequence[Request], ttft: float, tpot: float) -> float:
+    return goodput(requests, ttft - 1e-9, tpot - 1e-9)
+
+
 def _count(requests: Sequence[Request], ttft: float, tpot: float) -> float:
     return sum(bool(_met(request, ttft, tpot)) for request in requests)
 
@@ -49,8 +53,10 @@ def _request(ttft: float | None, tpot: float | None, failure: str | None = None)
     return {"ttft": ttft, "tpot": tpot, "failure": failure}
 
 
-_TIMES = {"scheduled": 10.0, "sent": 10.5, "tokens": [11.0, 11.1, 11.2, 11.5], "chunks": [11.0, 11.5]}
+_TIMES = {"scheduled": 10.0, "sent": 10.5, "tokens": [11.0, 11.1, 11.2, 11.5], "chunks": [11.02, 11.54]}
 _NUMBERS = {"ttft": 1.0, "tpot": 0.5 / 3}
+_EXACT = {"scheduled": 3.0, "sent": 3.0, "tokens": [3.5, 4.0, 5.0], "chunks": [3.625, 5.125]}
+_PROMPT = {"scheduled": 3.1, "sent": 3.1, "tokens": [3.4, 3.7, 4.2], "chunks": [3.5, 4.3]}
 
 
 def find_flaw(times: Request, report: dict[str, float]) -> str:
@@ -58,10 +64,10 @@ def find_flaw(times: Request, report: dict[str, float]) -> str:
     tokens, chunks = times["tokens"], times["chunks"]
     if abs(report["ttft"] - (tokens[0] - times["scheduled"])) > 1e-6:
         return "clock started late"
-    span = tokens[-1] - tokens[0]
-    if abs(report["tpot"] - span / (len(tokens) - 1)) < 1e-6:
+    if abs(report["tpot"] - (tokens[-1] - tokens[0]) / (len(tokens) - 1)) < 1e-6:
         return "none"
-    return "chunks counted as tokens" if abs(report["tpot"] - span / (len(chunks) - 1)) < 1e-6 else "divided by N"
+    by_chunks = (chunks[-1] - chunks[0]) / (len(chunks) - 1)
+    return "chunks counted as tokens" if abs(report["tpot"] - by_chunks) < 1e-6 else "divided by N"
 
 
 def _sent_is_the_start(times: Request, report: dict[str, float]) -> str:
@@ -71,6 +77,18 @@ def _sent_is_the_start(times: Request, report: dict[str, float]) -> str:
 def _chunks_never(times: Request, report: dict[str, float]) -> str:
     found = find_flaw(times, report)
     return "divided by N" if found == "chunks counted as tokens" else found
+
+
+def _sent_means_late(times: Request, report: dict[str, float]) -> str:
+    late = abs(report["ttft"] - (times["tokens"][0] - times["sent"])) < 1e-6
+    return "clock started late" if late else find_flaw(times, report)
+
+
+def _exact(times: Request, report: dict[str, float]) -> str:
+    tokens = times["tokens"]
+    if report["ttft"] != tokens[0] - times["scheduled"]:
+        return "clock started late"
+    return find_flaw(times, report)
 
 
 def _n_is_right(times: Request, report: dict[str, float]) -> str:
@@ -123,16 +141,21 @@ EXERCISES = {task.id: task for task in (
             Misconception(_ttft_alone, "both limits must be kept"),
             Misconception(_one_token_fails, "a single token has no TPOT to judge: leave it out of the whole too"),
             Misconception(_one_token_counts, "a single token has no TPOT: nobody can say that it met both limits"),
+            Misconception(_strictly, "a limit that is just kept is kept: up to 1 s means 1 s too"),
             Misconception(_count, "return a share of all requests, not their number"),
         )),
     Exercise(
         "09-2", "the dishonest report", find_flaw,
-        cases=((_TIMES, _NUMBERS), (_TIMES, _NUMBERS | {"ttft": 0.5}), (_TIMES, _NUMBERS | {"tpot": 0.5}),
-               (_TIMES, _NUMBERS | {"tpot": 0.125})),
+        cases=((_TIMES, _NUMBERS), (_TIMES, _NUMBERS | {"ttft": 0.5}), (_TIMES, _NUMBERS | {"tpot": 0.52}),
+               (_TIMES, _NUMBERS | {"tpot": 0.125}), (_EXACT, {"ttft": 0.5, "tpot": 0.75}),
+               (_PROMPT, {"ttft": 0.3, "tpot": 0.4}),
+               (_PROMPT, {"ttft": 0.3, "tpot": 0.8}), (_PROMPT, {"ttft": 0.3, "tpot": 0.8 / 3})),
         misconceptions=(
             Misconception(_sent_is_the_start, "the user waited from when the request was due, not from when the "
                                               "harness got round to sending it"),
-            Misconception(_chunks_never, "divide the span by chunks - 1: is that what the report did?"),
+            Misconception(_exact, "differences of clock readings carry rounding: compare to within a millionth"),
+            Misconception(_sent_means_late, "where a request was sent when it was due, counting from then is honest"),
+            Misconception(_chunks_never, "divide the chunks' span by chunks - 1: is that what the report did?"),
             Misconception(_n_is_right, "N tokens have N - 1 gaps"),
             Misconception(_another_spelling, "return one of the four names exactly as the text spells them"),
         )),
