@@ -119,12 +119,14 @@ def record(paths: Sequence[Path], *, force: bool = False, budget_s: float = BUDG
     return all(own is not None for own in kept)
 
 
-def measure_card_once(folder: Path) -> MachineCard:
-    """Measure the card in a process of its own, which gives all its memory back, into ``folder``."""
+def measure_card_once(folder: Path, threads: int | None = None) -> MachineCard:
+    """Measure the card in a process of its own, which gives all its memory back, into ``folder``; with ``threads``
+    threads, or as many as there are cores."""
     code = ("import sys, torch; from minillm.course.session import available_cores; "
-            "from minillm.measure.bench import measure_card; torch.set_num_threads(available_cores()); "
-            "measure_card().save(sys.argv[1])")
-    done = subprocess.run([sys.executable, "-c", code, str(folder / CARD)], capture_output=True, text=True)
+            "from minillm.measure.bench import measure_card; "
+            "torch.set_num_threads(int(sys.argv[2]) or available_cores()); measure_card().save(sys.argv[1])")
+    done = subprocess.run([sys.executable, "-c", code, str(folder / CARD), str(threads or 0)], capture_output=True,
+                          text=True)
     if done.returncode:
         raise CourseError(f"the card could not be measured:\n{done.stderr.strip()}")
     return _loaded(folder / CARD)

@@ -11,13 +11,21 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from minillm.course.files import CourseError, Store, cache_folder
 from minillm.course.guesses import Ledger
 from minillm.course.ladder import Ladder
 from minillm.course.live import EMPTY_PANEL, is_live
-from minillm.course.recording import is_recording, measured, recorded, recorded_card, recording_card
+from minillm.course.recording import (
+    is_recording,
+    measure_card_once,
+    measured,
+    recorded,
+    recorded_card,
+    recording_card,
+)
 from minillm.measure.card import MachineCard
 
 if TYPE_CHECKING:
@@ -83,9 +91,15 @@ class Session:
         if again or not self._cards:
             from minillm.measure.bench import current_card
 
-            self._cards[:] = [current_card(again=again)]
-            if self._cards[0].busy:
-                print("used for this session and not kept: other work ran while it was measured")
+            card = None if again else current_card(measure=False)
+            if card is None or card.busy:
+                with TemporaryDirectory() as folder:  # apart: its buffer of a gigabyte stays out of the notebook
+                    card = measure_card_once(Path(folder), self.threads)
+                if card.busy:
+                    print("used for this session and not kept: other work ran while it was measured")
+                else:
+                    card.save()
+            self._cards[:] = [card]
         return self._cards[0]
 
     def measure(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:

@@ -128,7 +128,7 @@ def test_measuring_returns_the_values_and_records_only_when_asked(monkeypatch, t
     monkeypatch.setenv(RECORD_VARIABLE, "00_x")
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     a_card().save(tmp_path / "course_card.json")
-    monkeypatch.setattr("minillm.measure.bench.measure_card", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr("minillm.course.session.measure_card_once", lambda *_: pytest.fail("measured again"))
     assert session.card() == a_card(measured_at=session.card().measured_at)
     for name in ("x", "y"):
         session.measure(name, lambda: {"a": 1})
@@ -183,8 +183,8 @@ def a_card(**changes):
 def test_a_busy_card_serves_its_session_alone_and_a_quiet_one_is_kept(monkeypatch, capsys):
     cards = [a_card(cpu_share=0.4), a_card(noise=0.9), a_card(), a_card(read_bytes_per_s=2e9)]
     measured = []
-    monkeypatch.setattr("minillm.measure.bench.measure_card",
-                        lambda device: measured.append(device) or cards[len(measured) - 1])
+    monkeypatch.setattr("minillm.course.session.measure_card_once",
+                        lambda folder, threads: measured.append(threads) or cards[len(measured) - 1])
     session = start(threads=1)
     assert session.card() is session.card() is cards[0]
     out = capsys.readouterr().out
