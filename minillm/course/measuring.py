@@ -48,14 +48,22 @@ def measuring_decoder(device: str, card: MachineCard, dtype: str = "auto") -> De
 
 
 def random_decoder(config: ModelConfig, *, device: str = "cpu", dtype: str = "auto", seed: int = 0) -> Decoder:
-    """A decoder with random weights, made on ``device``: for timing alone, never for acceptance or quality."""
+    """A decoder with random weights, made on ``device``: for timing alone, never for acceptance or quality.
+
+    Each tensor is made as it is taken, so that memory holds one model and not two.
+    """
     import torch
 
     from minillm.model.decoder import Decoder
     from minillm.model.weights import expected_tensors
 
     generator, kind = torch.Generator(device).manual_seed(seed), torch.bfloat16 if "cuda" in device else torch.float32
-    weights = {name: torch.ones(shape, device=device, dtype=kind) if name.endswith("norm.weight")
-               else torch.empty(shape, device=device, dtype=kind).normal_(0, 0.02, generator=generator)
-               for name, shape in expected_tensors(config).items()}
-    return Decoder.from_weights(config, weights, dtype=dtype, device=device)
+
+    class RandomWeights(dict[str, tuple[int, ...]]):
+        def pop(self, name: str) -> torch.Tensor:  # type: ignore[override]
+            shape = super().pop(name)
+            if name.endswith("norm.weight"):
+                return torch.ones(shape, device=device, dtype=kind)
+            return torch.empty(shape, device=device, dtype=kind).normal_(0, 0.02, generator=generator)
+
+    return Decoder.from_weights(config, RandomWeights(expected_tensors(config)), dtype=dtype, device=device)

@@ -11,6 +11,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 
 from minillm.course.execute import work_copy
@@ -98,6 +99,11 @@ class Lab:
         """The end of the server's log."""
         return self.log.read_text(errors="replace")[-2000:]
 
+    def kernel_peak_gb(self) -> float:
+        """The most memory that a kernel which is running now has held, in GB."""
+        states = [Path(f"/proc/{child.pid}/status").read_text() for child in psutil.Process(self.process.pid).children()]
+        return max(int(re.search(r"VmHWM:\s+(\d+) kB", state)[1]) * 1024 / 1e9 for state in states)
+
     def end_kernels(self) -> None:
         """One notebook's memory at a time."""
         for session in json.loads(self.ask("/sessions")):
@@ -147,16 +153,18 @@ def page(lab, browser):
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_runs_in_a_browser(notebook, lab, page, tmp_path):
-    """Open, run all, answer a quiz right and wrong, move every slider, see every figure, in two widths for 00.
+    """Open, run all, answer a quiz right and wrong, move every slider, see every figure, in two widths for 00; live,
+    the kernel stays below the memory that the notebook states.
 
     Screenshots go to MINILLM_SCREENSHOTS.
     """
     shots = Path(os.environ.get("MINILLM_SCREENSHOTS", tmp_path))
     shots.mkdir(parents=True, exist_ok=True)
-    number, absent = notebook.name[:2], json.loads(notebook.read_text("utf-8"))["metadata"]["minillm"]["absent"]
+    number, stated = notebook.name[:2], json.loads(notebook.read_text("utf-8"))["metadata"]["minillm"]
     open_notebook(page, lab, notebook)
     run_all(page, lab)
-    if "retrieval checks" not in absent:
+    assert 0.2 < lab.kernel_peak_gb() < stated["memory_gb"]
+    if "retrieval checks" not in stated["absent"]:
         answer_a_quiz(page, load_questions(number))
         page.screenshot(path=shots / f"notebook-{number}-quiz.png")
     move_sliders(page)
