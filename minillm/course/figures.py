@@ -146,7 +146,7 @@ def recorded_and_yours(names: Sequence[Any], recorded: Sequence[float], yours: S
         is_floor: that line is the floor (at 1), so that values below it are called impossible.
         law: a name and the values that the cost model expects, drawn as a thin line (numbers as ``names`` only).
     """
-    from matplotlib.ticker import LogLocator, NullLocator
+    from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
     if is_floor and level == 1:
         finding = _with_impossible(finding, recorded, yours)
@@ -161,14 +161,15 @@ def recorded_and_yours(names: Sequence[Any], recorded: Sequence[float], yours: S
         axes.axhline(level, color="#555555", linewidth=1, linestyle="-" if is_floor and level == 1 else ":")
     else:
         _paired_bars(axes, names, recorded, yours, (f"recorded: {recorded_label}", "yours" if yours else empty))
-        axes.annotate("floor = 1" if is_floor else "1", (1, 1), (4, 0), xycoords=("axes fraction", "data"),
-                      textcoords="offset points", fontsize=8.5, va="center")
+    axes.annotate("floor = 1" if is_floor and level == 1 else f"{level:,g}", (1, level), (4, 0),
+                  xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8.5, va="center")
     axes.set(xlabel=x_label, ylabel=y_label)
     axes.margins(y=0.15)
     if logarithmic:
         axes.set(xscale="log", yscale="log")
+        axes.xaxis.set_major_locator(FixedLocator(list(names)))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axis.set_major_formatter("{x:,g}")
             axis.set_minor_locator(NullLocator())
     else:
