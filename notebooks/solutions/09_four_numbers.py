@@ -24,8 +24,8 @@ def my_find_flaw(times, report):
         return "clock started late"
     if near(report["tpot"], span / (len(tokens) - 1)):
         return "none"
-    chunks = times["chunks"]
-    if near(report["tpot"], (chunks[-1] - chunks[0]) / (len(chunks) - 1)):
+    arrivals = [when for when, _ in times["chunks"]]
+    if near(report["tpot"], (arrivals[-1] - arrivals[0]) / (len(arrivals) - 1)):
         return "chunks counted as tokens"
     return "divided by N"
 

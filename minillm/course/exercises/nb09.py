@@ -49,14 +49,45 @@ def _count(requests: Sequence[Request], ttft: float, tpot: float) -> float:
     return sum(bool(_met(request, ttft, tpot)) for request in requests)
 
 
+def _half(requests: Sequence[Request], ttft: float, tpot: float) -> float:
+    return 0.5
+
+
+def _failure_ignored(requests: Sequence[Request], ttft: float, tpot: float) -> float:
+    """A failure is noticed by its missing numbers alone."""
+    return goodput([request | {"failure": None if request["ttft"] is not None else request["failure"]}
+                    for request in requests], ttft, tpot)
+
+
+def _served_one_token_left_out(requests: Sequence[Request], ttft: float, tpot: float) -> float:
+    return goodput([request for request in requests if request["failure"] or request["tpot"] is not None], ttft, tpot)
+
+
+def _no_tpot_left_out(requests: Sequence[Request], ttft: float, tpot: float) -> float:
+    return goodput([request for request in requests if request["tpot"] is not None], ttft, tpot)
+
+
+def _none_of_a_failure(requests: Sequence[Request], ttft: float, tpot: float) -> float:
+    """Compares before it asks whether the request failed: a TypeError."""
+    return sum(request["ttft"] <= ttft and not request["failure"] for request in requests) and goodput(
+        requests, ttft, tpot)
+
+
+def _none_of_one_token(requests: Sequence[Request], ttft: float, tpot: float) -> float:
+    """Compares the TPOT of a single token: a TypeError."""
+    return sum(request["tpot"] <= tpot for request in requests if not request["failure"]) and goodput(
+        requests, ttft, tpot)
+
+
 def _request(ttft: float | None, tpot: float | None, failure: str | None = None) -> Request:
     return {"ttft": ttft, "tpot": tpot, "failure": failure}
 
 
-_TIMES = {"scheduled": 10.0, "sent": 10.5, "tokens": [11.0, 11.1, 11.2, 11.5], "chunks": [11.02, 11.54]}
+_TIMES = {"scheduled": 10.0, "sent": 10.5, "tokens": [11.0, 11.1, 11.2, 11.5],
+          "chunks": [[11.02, 1], [11.54, 3]]}
 _NUMBERS = {"ttft": 1.0, "tpot": 0.5 / 3}
-_EXACT = {"scheduled": 3.0, "sent": 3.0, "tokens": [3.5, 4.0, 5.0], "chunks": [3.625, 5.125]}
-_PROMPT = {"scheduled": 3.1, "sent": 3.1, "tokens": [3.4, 3.7, 4.2], "chunks": [3.5, 4.3]}
+_EXACT = {"scheduled": 3.0, "sent": 3.0, "tokens": [3.5, 4.0, 5.0], "chunks": [[3.625, 1], [5.125, 2]]}
+_PROMPT = {"scheduled": 3.1, "sent": 3.1, "tokens": [3.4, 3.7, 4.2], "chunks": [[3.5, 1], [4.3, 2]]}
 
 
 def find_flaw(times: Request, report: dict[str, float]) -> str:
@@ -66,7 +97,7 @@ def find_flaw(times: Request, report: dict[str, float]) -> str:
         return "clock started late"
     if abs(report["tpot"] - (tokens[-1] - tokens[0]) / (len(tokens) - 1)) < 1e-6:
         return "none"
-    by_chunks = (chunks[-1] - chunks[0]) / (len(chunks) - 1)
+    by_chunks = (chunks[-1][0] - chunks[0][0]) / (len(chunks) - 1)
     return "chunks counted as tokens" if abs(report["tpot"] - by_chunks) < 1e-6 else "divided by N"
 
 
@@ -91,9 +122,32 @@ def _exact(times: Request, report: dict[str, float]) -> str:
     return find_flaw(times, report)
 
 
+def _exact_flaws(times: Request, report: dict[str, float]) -> str:
+    """Looks for each flaw with ``==`` and takes what it does not find for honest."""
+    tokens, arrivals = times["tokens"], [when for when, _ in times["chunks"]]
+    if times["sent"] != times["scheduled"] and report["ttft"] == tokens[0] - times["sent"]:
+        return "clock started late"
+    if report["tpot"] == (tokens[-1] - tokens[0]) / len(tokens):
+        return "divided by N"
+    by_chunks = (arrivals[-1] - arrivals[0]) / (len(arrivals) - 1)
+    return "chunks counted as tokens" if report["tpot"] == by_chunks else "none"
+
+
+def _pairs_taken_for_times(times: Request, report: dict[str, float]) -> str:
+    chunks = times["chunks"]
+    found = find_flaw(times, report)
+    return found if found == "clock started late" else str(chunks[-1] - chunks[0])
+
+
 def _n_is_right(times: Request, report: dict[str, float]) -> str:
     found = find_flaw(times, report)
     return {"none": "divided by N", "divided by N": "none"}.get(found, found)
+
+
+def _tokens_of_chunks(times: Request, report: dict[str, float]) -> str:
+    """Divides the chunks' span by the tokens in them, so that no report was ever made that way."""
+    found = find_flaw(times, report)
+    return "none" if found == "chunks counted as tokens" else found
 
 
 def _another_spelling(times: Request, report: dict[str, float]) -> str:
@@ -129,20 +183,39 @@ def _nearest_rank(replicas: Sequence[Sequence[float]], p: float) -> float:
     return values[round(p / 100 * (len(values) - 1))]
 
 
+def _rank_down(replicas: Sequence[Sequence[float]], p: float) -> float:
+    values = sorted(value for replica in replicas for value in replica)
+    return values[int(p / 100 * (len(values) - 1))]
+
+
 EXERCISES = {task.id: task for task in (
     Exercise(
         "09-1", "goodput", goodput,
-        cases=(([_request(0.5, 0.03), _request(1.5, 0.03)], 1.0, 0.05),
-               ([_request(0.5, 0.03), _request(None, None, "timeout")], 1.0, 0.05),
-               ([_request(0.5, 0.09), _request(1.0, 0.05)], 1.0, 0.05),
-               ([_request(0.5, None), _request(0.5, 0.03), _request(2.0, None)], 1.0, 0.05)),
+        cases=tuple((requests, 1.0, 0.05) for requests in (
+            [_request(0.5, 0.03), _request(1.5, 0.03), _request(0.8, 0.04)],
+            [_request(0.5, 0.09), _request(1.0, 0.05), _request(0.4, 0.03), _request(0.3, 0.02)],
+            [_request(0.5, 0.03), _request(0.6, 0.04), _request(0.7, 0.03), _request(None, None, "timeout")],
+            [_request(0.5, 0.03), _request(0.6, 0.04), _request(0.2, 0.02, "connection lost")],
+            [_request(0.5, None), _request(0.5, 0.03), _request(0.4, 0.09)],
+            [_request(2.0, None), _request(0.5, 0.03), _request(0.4, 0.03), _request(0.6, 0.02)],
+            [_request(0.5, None, "connection lost"), _request(0.5, None), _request(0.5, 0.03)],
+            [_request(None, None, "timeout"), _request(1.5, 0.03)])),
         misconceptions=(
             Misconception(_failures_left_out, "a request that failed met no objective: it counts, and against it"),
             Misconception(_ttft_alone, "both limits must be kept"),
             Misconception(_one_token_fails, "a single token has no TPOT to judge: leave it out of the whole too"),
             Misconception(_one_token_counts, "a single token has no TPOT: nobody can say that it met both limits"),
             Misconception(_strictly, "a limit that is just kept is kept: up to 1 s means 1 s too"),
-            Misconception(_count, "return a share of all requests, not their number"),
+            Misconception(_count, "return a share of the judged requests, not a number of requests"),
+            Misconception(_half, "count in this case by hand: how many are judged, how many of them meet both limits?"),
+            Misconception(_failure_ignored, "a request can fail after a good start: look at `failure`, not only at the "
+                                            "numbers"),
+            Misconception(_served_one_token_left_out, "one token above the TTFT limit needs no TPOT to be judged: it "
+                                                      "has broken a limit already"),
+            Misconception(_no_tpot_left_out, "why has it no TPOT? Served with one token, or failed: the table tells "
+                                             "them apart"),
+            Misconception(_none_of_a_failure, "a failed request may have no TTFT: ask for `failure` first"),
+            Misconception(_none_of_one_token, "one token has no TPOT, and None has no order: ask for it first"),
         )),
     Exercise(
         "09-2", "the dishonest report", find_flaw,
@@ -154,8 +227,14 @@ EXERCISES = {task.id: task for task in (
             Misconception(_sent_is_the_start, "the user waited from when the request was due, not from when the "
                                               "harness got round to sending it"),
             Misconception(_exact, "differences of clock readings carry rounding: compare to within a millionth"),
+            Misconception(_exact_flaws, "does your test for a flaw use ==? Here 0.52 comes out as 0.519...: compare "
+                                        "to within a millionth"),
+            Misconception(_pairs_taken_for_times, "a chunk is a pair, [when it came, how many tokens]: take the first"),
+            Misconception(_tokens_of_chunks, "who takes chunks for tokens divides by chunks - 1, not by the tokens in "
+                                             "them"),
             Misconception(_sent_means_late, "where a request was sent when it was due, counting from then is honest"),
-            Misconception(_chunks_never, "divide the chunks' span by chunks - 1: is that what the report did?"),
+            Misconception(_chunks_never, "divide the chunks' span by chunks - 1: is that, to within a millionth, what "
+                                         "the report did?"),
             Misconception(_n_is_right, "N tokens have N - 1 gaps"),
             Misconception(_another_spelling, "return one of the four names exactly as the text spells them"),
         )),
@@ -169,5 +248,6 @@ EXERCISES = {task.id: task for task in (
             Misconception(_weighted, "weighting percentiles by requests does not make a percentile of them"),
             Misconception(_unsorted, "sort the pooled values first"),
             Misconception(_nearest_rank, "between two ranks the value is interpolated, as my_percentile does"),
+            Misconception(_rank_down, "int() drops what is left of the rank: how far is it to the next value?"),
         )),
 )}
