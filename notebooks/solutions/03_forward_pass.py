@@ -29,8 +29,8 @@ def my_flops(weights, head, prompt, answer):
 
 
 # %% 03-4
-def my_next_id(vector, norm_weights, epsilon, table):
+def my_last_step(vector, norm_weights, epsilon, table):
     size = (sum(x * x for x in vector) / len(vector) + epsilon) ** 0.5
     normed = [x / size * w for x, w in zip(vector, norm_weights)]
     logits = [sum(a * b for a, b in zip(row, normed)) for row in table]
-    return logits.index(max(logits))
+    return logits.index(max(logits)), max(logits)

@@ -24,6 +24,11 @@ def _no_norms(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, d
     return parameters(hidden, inner, layers, heads, kv_heads, dim, vocab, tied) - (2 * layers + 1) * hidden
 
 
+def _no_final_norm(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, dim: int, vocab: int,
+                   tied: bool) -> int:
+    return parameters(hidden, inner, layers, heads, kv_heads, dim, vocab, tied) - hidden
+
+
 def _one_table(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, dim: int, vocab: int,
                tied: bool) -> int:
     return parameters(hidden, inner, layers, heads, kv_heads, dim, vocab, True)
@@ -115,6 +120,10 @@ def _head_for_every_token(weights: int, head: int, prompt: int, answer: int) -> 
     return 2 * weights * (prompt + answer - 1)
 
 
+def _head_twice(weights: int, head: int, prompt: int, answer: int) -> int:
+    return 2 * (weights * (prompt + answer - 1) + head * answer)
+
+
 def _reads_the_last_token(weights: int, head: int, prompt: int, answer: int) -> int:
     return 2 * ((weights - head) * (prompt + answer) + head * answer)
 
@@ -139,34 +148,84 @@ def _whole_prompt_again(weights: int, head: int, prompt: int, answer: int) -> in
     return sum(2 * ((weights - head) * (prompt + done) + head) for done in range(answer))
 
 
-def next_id(vector: Sequence[float], norm_weights: Sequence[float], epsilon: float,
-            table: Sequence[Sequence[float]]) -> int:
-    """Norm, one dot product a row, the first of the largest."""
-    size = math.sqrt(sum(x * x for x in vector) / len(vector) + epsilon)
+def last_step(vector: Sequence[float], norm_weights: Sequence[float], epsilon: float,
+              table: Sequence[Sequence[float]]) -> tuple[int, float]:
+    """Norm, one dot product a row, the first of the largest and its id."""
+    return _best(vector, norm_weights, math.sqrt(_mean_square(vector) + epsilon), table)
+
+
+def _mean_square(vector: Sequence[float]) -> float:
+    return sum(x * x for x in vector) / len(vector)
+
+
+def _best(vector: Sequence[float], norm_weights: Sequence[float], size: float,
+          table: Sequence[Sequence[float]]) -> tuple[int, float]:
+    """The last step with a norm that divides by ``size``."""
     normed = [x / size * weight for x, weight in zip(vector, norm_weights)]
     logits = [sum(a * b for a, b in zip(row, normed)) for row in table]
-    return logits.index(max(logits))
+    return logits.index(max(logits)), max(logits)
 
 
-def _without_weights(vector: Sequence[float], norm_weights: Sequence[float], epsilon: float,
-                     table: Sequence[Sequence[float]]) -> int:
-    return next_id(vector, [1.0] * len(vector), epsilon, table)
+def _no_norm(vector: Sequence[float], norm_weights: Sequence[float], epsilon: float,
+             table: Sequence[Sequence[float]]) -> tuple[int, float]:
+    return _best(vector, [1.0] * len(vector), 1.0, table)
 
 
-def _last_of_equals(vector: Sequence[float], norm_weights: Sequence[float], epsilon: float,
-                    table: Sequence[Sequence[float]]) -> int:
-    return len(table) - 1 - next_id(vector, norm_weights, epsilon, table[::-1])
+def _weights_only(vector: Sequence[float], norm_weights: Sequence[float], epsilon: float,
+                  table: Sequence[Sequence[float]]) -> tuple[int, float]:
+    return _best(vector, norm_weights, 1.0, table)
 
 
-def _cosine(vector: Sequence[float], norm_weights: Sequence[float], epsilon: float,
-            table: Sequence[Sequence[float]]) -> int:
-    rows = [[x / math.sqrt(sum(y * y for y in row)) for x in row] for row in table]
-    return next_id(vector, norm_weights, epsilon, rows)
+def _sum_for_mean(vector: Sequence[float], norm_weights: Sequence[float], epsilon: float,
+                  table: Sequence[Sequence[float]]) -> tuple[int, float]:
+    return _best(vector, norm_weights, math.sqrt(sum(x * x for x in vector) + epsilon), table)
+
+
+def _no_root(vector: Sequence[float], norm_weights: Sequence[float], epsilon: float,
+             table: Sequence[Sequence[float]]) -> tuple[int, float]:
+    return _best(vector, norm_weights, _mean_square(vector) + epsilon, table)
+
+
+def _epsilon_outside(vector: Sequence[float], norm_weights: Sequence[float], epsilon: float,
+                     table: Sequence[Sequence[float]]) -> tuple[int, float]:
+    return _best(vector, norm_weights, math.sqrt(_mean_square(vector)) + epsilon, table)
 
 
 def _no_epsilon(vector: Sequence[float], norm_weights: Sequence[float], epsilon: float,
-                table: Sequence[Sequence[float]]) -> int:
-    return next_id(vector, norm_weights, 0.0, table)
+                table: Sequence[Sequence[float]]) -> tuple[int, float]:
+    return last_step(vector, norm_weights, 0.0, table)
+
+
+def _without_weights(vector: Sequence[float], norm_weights: Sequence[float], epsilon: float,
+                     table: Sequence[Sequence[float]]) -> tuple[int, float]:
+    return last_step(vector, [1.0] * len(vector), epsilon, table)
+
+
+def _last_of_equals(vector: Sequence[float], norm_weights: Sequence[float], epsilon: float,
+                    table: Sequence[Sequence[float]]) -> tuple[int, float]:
+    best, logit = last_step(vector, norm_weights, epsilon, table[::-1])
+    return len(table) - 1 - best, logit
+
+
+def _cosine(vector: Sequence[float], norm_weights: Sequence[float], epsilon: float,
+            table: Sequence[Sequence[float]]) -> tuple[int, float]:
+    rows = [[x / math.sqrt(sum(y * y for y in row)) for x in row] for row in table]
+    return last_step(vector, norm_weights, epsilon, rows)
+
+
+def _id_alone(vector: Sequence[float], norm_weights: Sequence[float], epsilon: float,
+              table: Sequence[Sequence[float]]) -> int:
+    return last_step(vector, norm_weights, epsilon, table)[0]
+
+
+def _logit_alone(vector: Sequence[float], norm_weights: Sequence[float], epsilon: float,
+                 table: Sequence[Sequence[float]]) -> float:
+    return last_step(vector, norm_weights, epsilon, table)[1]
+
+
+def _logit_first(vector: Sequence[float], norm_weights: Sequence[float], epsilon: float,
+                 table: Sequence[Sequence[float]]) -> tuple[float, int]:
+    return last_step(vector, norm_weights, epsilon, table)[::-1]
 
 
 EXERCISES = {task.id: task for task in (
@@ -176,6 +235,8 @@ EXERCISES = {task.id: task for task in (
                (4096, 14_336, 32, 32, 8, 128, 128_256, False), (1024, 3072, 28, 16, 8, 128, 151_936, True)),
         misconceptions=(
             Misconception(_no_norms, "two norms a layer and one at the end have a weight for each of `hidden` numbers"),
+            Misconception(_no_final_norm, "`hidden` too few: follow x to its last step. What stands between the last "
+                                          "layer and the head?"),
             Misconception(_one_table, "an untied model has a second table of vocab x hidden: its head"),
             Misconception(_two_tables, "a tied head is the embedding table itself: count it once"),
             Misconception(_ungrouped, "keys and values have kv_heads heads, not heads"),
@@ -184,7 +245,7 @@ EXERCISES = {task.id: task for task in (
             Misconception(_two_matrices, "a gated MLP has three matrices: gate, up and down"),
         )),
     Exercise(
-        "03-2", "the faulty layer", find_fault,
+        "03-2", "find the flaw", find_fault,
         cases=((ToyLayer("A"),), (ToyLayer("B", "lost residual"),), (ToyLayer("C", "normed residual"),),
                (ToyLayer("D", "missing norm"),)),
         misconceptions=(
@@ -202,6 +263,8 @@ EXERCISES = {task.id: task for task in (
         misconceptions=(
             Misconception(_head_for_every_token, "the head runs once for each answer token: a prompt's other rows need "
                                                  "no logits"),
+            Misconception(_head_twice, "`weights` contains the head: how many of them does a token meet in the layers "
+                                       "alone?"),
             Misconception(_reads_the_last_token, "the last token is never read: prompt + answer - 1 tokens go through "
                                                  "the layers"),
             Misconception(_head_in_decode_only, "prefill makes the first token's logits: the head runs `answer` times"),
@@ -212,16 +275,28 @@ EXERCISES = {task.id: task for task in (
             Misconception(_whole_prompt_again, "with a cache each token goes through the layers once"),
         )),
     Exercise(
-        "03-4", "the last step", next_id,
+        "03-4", "the last step, by hand", last_step, dtype="float32",
         cases=(([3.0, 4.0], [1.0, 1.0], 1e-5, [[1.0, 0.0], [0.0, 1.0]]), ([2.0], [1.0], 1e-5, [[-1.0]]),
                ([3.0, 4.0], [2.0, 1.0], 1e-5, [[1.0, 0.0], [0.0, 1.0]]),
                ([1.0, 1.0], [1.0, 1.0], 1e-5, [[0.0, 1.0], [1.0, 0.0], [0.5, 0.5]]),
                ([1.0, 2.0], [1.0, 1.0], 1e-5, [[0.0, 1.0], [3.0, 0.0]]),
+               ([0.003, 0.004], [1.0, 0.5], 1e-5, [[1.0, 0.0], [0.0, 1.0]]),
                ([0.0, 0.0], [1.0, 1.0], 1e-5, [[1.0, 2.0], [3.0, 4.0]])),
         misconceptions=(
+            Misconception(_no_norm, "your logits grow with the vector's length: the vector is not normed yet"),
+            Misconception(_weights_only, "the weights are there, the division is not: double the vector, and no logit "
+                                         "may change"),
+            Misconception(_sum_for_mean, "the logits are too small by the root of the vector's length: what does the "
+                                         "M of RMS stand for?"),
+            Misconception(_no_root, "after a norm a vector twice as long gives the same: what does RMS begin with?"),
+            Misconception(_epsilon_outside, "only vectors near zero differ: what exactly is epsilon added to in "
+                                            "`my_norm`?"),
+            Misconception(_no_epsilon, "only vectors near zero differ, and zeros divide by 0: which argument is unused?"),
             Misconception(_without_weights, "each number of the normed vector is multiplied by its own weight"),
             Misconception(_last_of_equals, "of equal logits the lowest id counts"),
             Misconception(_cosine, "the table's rows are not normed: a long row may win by its length"),
-            Misconception(_no_epsilon, "a vector of zeros divides by 0 unless epsilon is added under the root"),
+            Misconception(_id_alone, "the id is right; its logit is asked for too, as a pair"),
+            Misconception(_logit_alone, "that is the largest logit: which row of the table gave it?"),
+            Misconception(_logit_first, "the right two, in the other order: the id comes first"),
         )),
 )}
