@@ -291,7 +291,8 @@ EXERCISES = {task.id: task for task in (
             Misconception(_no_root, "after a norm a vector twice as long gives the same: what does RMS begin with?"),
             Misconception(_epsilon_outside, "only vectors near zero differ: what exactly is epsilon added to in "
                                             "`my_norm`?"),
-            Misconception(_no_epsilon, "only vectors near zero differ, and zeros divide by 0: which argument is unused?"),
+            Misconception(_no_epsilon, "only vectors near zero differ, and zeros divide by 0: which argument is "
+                                       "unused?"),
             Misconception(_without_weights, "each number of the normed vector is multiplied by its own weight"),
             Misconception(_last_of_equals, "of equal logits the lowest id counts"),
             Misconception(_cosine, "the table's rows are not normed: a long row may win by its length"),
