@@ -2,10 +2,16 @@
 
 
 # %% 05-1
-def my_floor_s(tokens, body, head, pair_flops, bytes_per_weight, read, flops):
-    reading = (body + head) * bytes_per_weight / read
-    work = 2 * body * tokens + 2 * head + pair_flops * tokens * (tokens + 1) / 2
-    return max(reading, work / flops)
+def my_longest(target, body, head, pair_flops, bytes_per_weight, read, flops):
+    if (body + head) * bytes_per_weight / read > target:  # this side of the floor is the same for every prompt
+        return 0
+    tokens = 0
+    while True:
+        longer = tokens + 1
+        work = 2 * body * longer + 2 * head + pair_flops * longer * (longer + 1) / 2
+        if work / flops > target:
+            return tokens
+        tokens = longer
 
 
 # %% 05-2
