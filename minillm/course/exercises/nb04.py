@@ -59,20 +59,36 @@ def _one_too_many(probabilities: Numbers, p: float) -> list[int]:
     return sorted(kept)
 
 
+def _ties_reversed(probabilities: Numbers, p: float) -> list[int]:
+    kept, before = [], 0.0
+    for probability, token in sorted(((value, i) for i, value in enumerate(probabilities)), reverse=True):
+        if before >= p:
+            break
+        kept.append(token)
+        before += probability
+    return sorted(kept)
+
+
 def _by_probability(probabilities: Numbers, p: float) -> list[int]:
     kept = top_p(probabilities, p)
     return [token for token in _ordered(probabilities) if token in kept]
 
 
+# A call that one kind of fault answers wrongly: logits, prompt, output, penalty.
+_WITNESSES = {"none": ([1.0, -1.0], [0], [1], 4.0), "wrong sign": ([-1.0], [], [0], 4.0),
+              "counted": ([1.0], [], [0, 0], 4.0), "prompt forgotten": ([1.0], [0], [], 4.0)}
+
+
 @dataclass(frozen=True)
 class ToyPenalty:
-    """A repetition penalty on a list of logits, perhaps with one fault."""
+    """A repetition penalty on a list of logits, perhaps with one fault; shown as a call and what it gives."""
 
     name: str
     fault: str = "none"
 
     def __repr__(self) -> str:
-        return f"penalty {self.name}"
+        witness = _WITNESSES[self.fault]
+        return f"adjust {self.name}, where adjust{witness} gives {self(*witness)}"
 
     def __call__(self, logits: Numbers, prompt_ids: Sequence[int], output_ids: Sequence[int],
                  penalty: float) -> list[float]:
@@ -108,6 +124,12 @@ def _each_token_once(adjust: ToyPenalty) -> str:
 def _no_prompt(adjust: ToyPenalty) -> str:
     found = find_fault(adjust)
     return "none" if found == "prompt forgotten" else found
+
+
+def _negative_in_the_prompt(adjust: ToyPenalty) -> str:
+    if adjust([-4.0], [0], [], 2.0) != [-8.0]:
+        return "wrong sign"
+    return find_fault(adjust)
 
 
 def _signs_confused(adjust: ToyPenalty) -> str:
@@ -147,15 +169,19 @@ EXERCISES = {task.id: task for task in (
             Misconception(_unsorted, "walk from the most likely token down, not in the order of ids"),
             Misconception(_above_p, "p is a share of the whole, not a bound for one token"),
             Misconception(_one_too_many, "once exactly p has passed the rest is out: keep while before < p"),
+            Misconception(_ties_reversed, "of two tokens of one probability, which does your order put first?"),
             Misconception(_by_probability, "return the ids in rising order"),
         )),
     Exercise(
         "04-2", "the faulty penalty", find_fault,
         cases=((ToyPenalty("A"),), (ToyPenalty("B", "wrong sign"),), (ToyPenalty("C", "counted"),),
-               (ToyPenalty("D", "prompt forgotten"),)),
+               (ToyPenalty("D", "prompt forgotten"),), (ToyPenalty("E", "counted"),), (ToyPenalty("F"),),
+               (ToyPenalty("G", "prompt forgotten"),), (ToyPenalty("H", "wrong sign"),)),
         misconceptions=(
             Misconception(_positive_only, "dividing a negative logit makes it larger: probe one"),
             Misconception(_each_token_once, "give it a token that came twice: the penalty applies once a token"),
+            Misconception(_negative_in_the_prompt, "a logit that stays and one that moves the wrong way show two "
+                                                   "faults: does your test tell them apart?"),
             Misconception(_no_prompt, "give it a token that stands in the prompt and not in the output"),
             Misconception(_signs_confused, "-4 with a penalty of 2 must become less likely: -8"),
         )),
@@ -165,7 +191,7 @@ EXERCISES = {task.id: task for task in (
         misconceptions=(
             Misconception(_all_positions, "what must be computed once does not count: which positions are those?"),
             Misconception(_prompt_alone, "earlier answer tokens are computed again too"),
-            Misconception(_last_token_counted, "the last token is never read: prompt + answer - 1 are needed"),
+            Misconception(_last_token_counted, "which token of the answer is chosen but never run through the model?"),
             Misconception(_answer_grows_from_one, "the first pass reads the prompt alone"),
         )),
 )}
