@@ -158,6 +158,17 @@ def test_each_fault_of_an_encoder_is_caught(fault):
         prove_tokenizer(TOKENIZER.with_encoder(fault()), TOKENIZER)
 
 
+def test_merging_from_left_to_right_is_called_by_its_name_and_not_a_spoilt_list():
+    tokenizer = train_bpe("he\nhe\nhe\nthe\nthe\nth\nth", 3)  # h+e, then t+he, then t+h
+
+    class FromTheLeft(LeftmostFirst):
+        def __init__(self):
+            self.vocab, self.merges = tokenizer.encoder.vocab, tokenizer.encoder.merges
+
+    with pytest.raises(BatteryFailure, match=r"case     one piece, 'the'\n  because .* merged from left to right"):
+        prove_tokenizer(tokenizer.with_encoder(FromTheLeft()), tokenizer)
+
+
 def test_without_a_vocabulary_to_compare_with_it_says_what_to_pass():
     class Bare:
         def encode_pieces(self, pieces):
