@@ -10,6 +10,16 @@ def my_mask(num_queries, num_keys, window):
 
 
 # %% 02-2
+def my_one_query(query, key, value):
+    group = query.shape[0] // key.shape[1]
+    key = key.repeat_interleave(group, 1)          # [T, heads, d]: KV head 0 group times, then KV head 1, ...
+    value = value.repeat_interleave(group, 1)
+    scores = (query * key).sum(-1) / query.shape[-1] ** 0.5    # [T, heads]
+    weights = scores.softmax(0)                    # over the tokens: each head's add up to 1
+    return (weights.unsqueeze(-1) * value).sum(0)  # [heads, d]
+
+
+# %% 02-3
 def my_find_fault(attend):
     import math
 
@@ -26,7 +36,7 @@ def my_find_fault(attend):
     return "none" if math.isclose(weight, math.exp(2) / (1 + math.exp(2))) else "no scale"
 
 
-# %% 02-3
+# %% 02-4
 def my_pairs(prompt, answer, window):
     total = 0
     for position in range(prompt + answer - 1):

@@ -1,10 +1,13 @@
-"""Exercises of notebook 02: the mask, attention with a fault, and counting pairs."""
+"""Exercises of notebook 02: the mask, one query's attention, attention with a fault, and counting pairs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from minillm.course.checking import Exercise, Misconception
 
@@ -45,6 +48,69 @@ def _no_window(num_queries: int, num_keys: int, window: int | None) -> Mask:
 
 def _hidden_is_true(num_queries: int, num_keys: int, window: int | None) -> Mask:
     return [[not seen for seen in row] for row in mask(num_queries, num_keys, window)]
+
+
+def _window_or_zero(num_queries: int, num_keys: int, window: int | None) -> Mask:
+    return mask(num_queries, num_keys, window or 0)
+
+
+def one_query(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention of one new token: query [heads, d], key and value [T, KV heads, d] -> [heads, d]."""
+    return _one_query(query, key, value)
+
+
+def _one_query(query: Tensor, key: Tensor, value: Tensor, *, kv_head: list[int] | None = None,
+               scale: float | None = None, axis: int = 0) -> Tensor:
+    heads, numbers = query.shape
+    group = heads // key.shape[1]
+    kv_head = kv_head or [head // group for head in range(heads)]
+    scores = (query * key[:, kv_head]).sum(-1) * (numbers ** -0.5 if scale is None else scale)  # [T, heads]
+    return (scores.softmax(axis).unsqueeze(-1) * value[:, kv_head]).sum(0)
+
+
+def _tiled_heads(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return _one_query(query, key, value, kv_head=[head % key.shape[1] for head in range(len(query))])
+
+
+def _number_of_kv_heads_for_group(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return _one_query(query, key, value, kv_head=[head // key.shape[1] for head in range(len(query))])
+
+
+def _groups_of_three(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return _one_query(query, key, value, kv_head=[head // 3 for head in range(len(query))])
+
+
+def _unscaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return _one_query(query, key, value, scale=1.0)
+
+
+def _scaled_for_64(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return _one_query(query, key, value, scale=1 / 8)
+
+
+def _scaled_without_root(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return _one_query(query, key, value, scale=1 / query.shape[-1])
+
+
+def _softmax_over_heads(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return _one_query(query, key, value, axis=1)
+
+
+def _no_softmax(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    kv_head = [head * key.shape[1] // len(query) for head in range(len(query))]
+    scores = (query * key[:, kv_head]).sum(-1) * query.shape[-1] ** -0.5
+    return (scores.unsqueeze(-1) * value[:, kv_head]).sum(0)
+
+
+def _returns_nothing(*_arguments: object) -> None:
+    return None
+
+
+def _tensors(heads: int, kv_heads: int, tokens: int, numbers: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The same random query, keys and values at every call."""
+    generator = torch.Generator().manual_seed(heads)
+    shapes = (heads, numbers), (tokens, kv_heads, numbers), (tokens, kv_heads, numbers)
+    return tuple(torch.randn(shape, generator=generator) for shape in shapes)
 
 
 @dataclass(frozen=True)
@@ -141,6 +207,29 @@ def _without_window(prompt: int, answer: int, window: int | None) -> int:
     return pairs(prompt, answer, None)
 
 
+def _window_in_decode_only(prompt: int, answer: int, window: int | None) -> int:
+    return pairs(prompt, 1, None) + pairs(prompt, answer, window) - pairs(prompt, 1, window)
+
+
+def _window_always_full(prompt: int, answer: int, window: int | None) -> int:
+    return pairs(prompt, answer, None) if window is None else window * (prompt + answer - 1)
+
+
+def _window_formula_unguarded(prompt: int, answer: int, window: int | None) -> int:
+    if window is None:
+        return pairs(prompt, answer, None)
+    return window * (window + 1) // 2 + (prompt + answer - 1 - window) * window
+
+
+def _one_pair_a_token(prompt: int, answer: int, window: int | None) -> int:
+    return pairs(prompt, 1, window) + answer
+
+
+def _one_pair_a_step(prompt: int, answer: int, window: int | None) -> int:
+    return pairs(prompt, 1, window) + answer - 1
+
+
+_NOTHING = Misconception(_returns_nothing, "the function ran to its end without `return`")
 EXERCISES = {task.id: task for task in (
     Exercise(
         "02-1", "who sees whom", mask,
@@ -153,9 +242,31 @@ EXERCISES = {task.id: task for task in (
             Misconception(_window_from_the_end, "each token has a window of its own, which ends at that token"),
             Misconception(_no_window, "with a window of w, keys that lie w or more behind are hidden"),
             Misconception(_hidden_is_true, "True means seen here, as in torch's attn_mask"),
+            Misconception(_window_or_zero, "`window or 0` makes a window of no keys out of no window"),
+            _NOTHING,
         )),
     Exercise(
-        "02-2", "the faulty attention", find_fault,
+        "02-2", "one query", one_query,
+        cases=tuple(_tensors(*sizes) for sizes in ((8, 4, 3, 4), (9, 3, 5, 64), (6, 2, 2, 16), (4, 4, 3, 8),
+                                                   (2, 1, 1, 4))),
+        misconceptions=(
+            Misconception(_tiled_heads, "neighbours share: with 8 query heads and 4 KV heads, query heads 0 and 1 both "
+                                        "read KV head 0"),
+            Misconception(_number_of_kv_heads_for_group, "a group is the number of query heads for each KV head; here "
+                                                         "h was divided by the number of KV heads"),
+            Misconception(_groups_of_three, "h // 3 fits nine query heads over three KV heads: how many share one "
+                                            "here?"),
+            Misconception(_unscaled, "the scores are too large: dot products grow with the numbers that a head has"),
+            Misconception(_scaled_for_64, "8 is the square root of 64: look at how many numbers a head has here"),
+            Misconception(_scaled_without_root, "d random products add up to a sum about as large as the root of d, "
+                                                "not d"),
+            Misconception(_softmax_over_heads, "the weights of one head over all tokens must add up to 1; here those "
+                                               "of one token over all heads do"),
+            Misconception(_no_softmax, "scores may be negative and add up to anything: they are no weights yet"),
+            _NOTHING,
+        ), dtype="float32"),
+    Exercise(
+        "02-3", "find the flaw", find_fault,
         cases=((ToyAttention("A"),), (ToyAttention("B", "no mask"),), (ToyAttention("C", "wrong head"),),
                (ToyAttention("D", "no scale"),)),
         misconceptions=(
@@ -168,9 +279,10 @@ EXERCISES = {task.id: task for task in (
             Misconception(_zero_queries_only, "where all scores are 0 the scale does not show: give it a score whose "
                                               "weights you can work out"),
             Misconception(_always_the_mask, "one of them has another fault, and one has none: probe before you blame"),
+            _NOTHING,
         )),
     Exercise(
-        "02-3", "pairs of a request", pairs,
+        "02-4", "pairs of a request", pairs,
         cases=((3, 1, None), (34, 15, None), (1, 1, None), (10, 5, 4), (100, 1, 8), (2, 8, 16), (4000, 200, None)),
         misconceptions=(
             Misconception(_full_square, "half of the square is masked: position p sees p + 1 keys"),
@@ -178,5 +290,13 @@ EXERCISES = {task.id: task for task in (
             Misconception(_reads_the_last_token, "nothing follows the last token, so it never becomes a query"),
             Misconception(_without_itself, "a token attends to itself as well"),
             Misconception(_without_window, "a window caps the keys that a token sees"),
+            Misconception(_window_in_decode_only, "the window holds in prefill too: a late prompt token sees no more "
+                                                  "keys than it allows"),
+            Misconception(_window_always_full, "a window is a limit: early tokens have fewer keys behind them than it "
+                                               "allows"),
+            Misconception(_window_formula_unguarded, "what if the window is longer than the whole text?"),
+            Misconception(_one_pair_a_token, "a decode step is one query, but how many keys does it meet?"),
+            Misconception(_one_pair_a_step, "count the keys of a decode step: its one query meets more than one"),
+            _NOTHING,
         )),
 )}
