@@ -44,7 +44,7 @@ def test_an_8b_model_on_an_h200(capsys: pytest.CaptureFixture[str]) -> None:
     assert "llama-3-8b in bfloat16 on NVIDIA H200" in text
     assert "weights 16.1 GB + cache 17.2 GB (16 x 8,192 tokens x 128 KiB)" in text
     assert "fits: 108 GB left of 141 GB; at most 116 such requests fit" in text
-    assert "limited by reading memory 6.71 ms" in text and "2,385." in text
+    assert "at least 6.71 ms (in all reading memory 6.71 ms" in text and "2,385." in text
     assert "https://www.nvidia.com" in text
 
 
@@ -58,7 +58,7 @@ def test_json_holds_the_same_numbers_in_base_units(capsys: pytest.CaptureFixture
 
 
 def test_what_does_not_fit_says_by_how_much(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "does not fit: 61.8 GB too much of 80 GB; at most 0 such requests fit" in said(
+    assert "does not fit: 61.8 GB too much of 80 GB; not even one such request fits" in said(
         capsys, "llama-3-70b", "--on", "h100")
     assert not asked(capsys, "llama-3-70b", "--on", "h100")["fits"]
 

@@ -92,7 +92,7 @@ def answer_for(config: ModelConfig, hardware: Hardware, batch: int, context: int
 def lines_of(answer: dict[str, Any]) -> list[str]:
     """The answer for people."""
     a, step, known = SimpleNamespace(**answer), answer["step"], answer["step"]["flops_s"] is not None
-    ttft = f"at least {format_seconds(a.ttft['time_s'])}, limited by {_limits(a.ttft)}" if known else _UNKNOWN
+    ttft = f"at least {format_seconds(a.ttft['time_s'])} ({_limits(a.ttft)})" if known else _UNKNOWN
     crossover = f"multiplying limits a step {_from(a.crossover_batch)}; with empty caches " \
         f"{_from(a.crossover_batch_of_weights)}" if known else _UNKNOWN
     return [
@@ -100,11 +100,12 @@ def lines_of(answer: dict[str, Any]) -> list[str]:
         f"  memory      weights {format_bytes(a.weight_bytes)} + cache {format_bytes(a.kv_bytes)} ({a.batch:,} x "
         f"{a.context:,} tokens x {a.kv_bytes_per_token / 2**10:g} KiB)\n              {_fit(a)}",
         f"  TTFT        {a.prompt:,} prompt tokens: {ttft}",
-        f"  TPOT        at least {format_seconds(step['time_s'])}, limited by {_limits(step)}",
+        f"  TPOT        at least {format_seconds(step['time_s'])} ({_limits(step)})",
         f"  throughput  at most {1 / step['time_s']:,.1f} tokens/s a request, {a.tokens_per_s:,.1f} in all; the cache "
         f"is {a.kv_share:.0%} of the bytes",
         f"  crossover   {crossover}",
-        f"  These are ceilings: no activations, scheduler or sampler. Source: {a.source}",
+        "  These are floors: no activations, scheduler or sampler. A step's parts follow one another, each takes the longer",
+        f"  of its reading and multiplying, so the whole may exceed both. Source: {a.source}",
     ]
 
 
@@ -120,12 +121,13 @@ def _fit(a: SimpleNamespace) -> str:
         return "this machine's memory is unknown: run `minillm card` again"
     left = a.memory_bytes - a.weight_bytes - a.kv_bytes
     verdict = f"fits: {format_bytes(left)} left" if a.fits else f"does not fit: {format_bytes(-left)} too much"
-    return f"{verdict} of {format_bytes(a.memory_bytes)}; at most {a.max_requests:,} such requests fit" + \
+    most = f"at most {a.max_requests:,} such requests fit" if a.max_requests else "not even one such request fits"
+    return f"{verdict} of {format_bytes(a.memory_bytes)}; {most}" + \
         ("" if a.fits else " (times below: as if it did)")
 
 
 def _limits(step: dict[str, Any]) -> str:
-    """The ceilings from the highest down."""
+    """What the whole step takes of each, from the longest down."""
     words = {"reading memory": step["bytes_s"], "multiplying": step["flops_s"], "operators": step["operators_s"]}
     ordered = sorted((name for name in words if words[name]), key=words.get, reverse=True)
-    return ", ".join(f"{name} {format_seconds(words[name])}" for name in ordered)
+    return "in all " + ", ".join(f"{name} {format_seconds(words[name])}" for name in ordered)

@@ -55,7 +55,7 @@ class Ladder:
         axes.invert_yaxis()
         axes.set_xlim(left=0)
         axes.set_xlabel("tokens/s on this machine, one request unless a rung says more")
-        figure.legend(loc="outside upper right", ncols=2, frameon=False)
+        figure.legend(loc="outside lower left", ncols=2, fontsize=8.5, frameon=False)
         best = max(rungs, key=lambda r: r.measured or 0)
         data: dict[str, list[Any]] = {
             "notebook": [r.notebook for r in rungs], "rung": [r.name for r in rungs],
@@ -63,4 +63,6 @@ class Ladder:
         found = f"{best.name} is the fastest measured, at {best.measured:.1f} tokens/s" if best.measured \
             else "none is measured yet"
         count = "1 rung" if len(rungs) == 1 else f"{len(rungs)} rungs"
-        return show(figure, alt=f"The ladder has {count}; {found}.", table=data)
+        finding = f"The ladder has {count}; {found}."
+        axes.set_title(finding, loc="left", fontsize=9.5)
+        return show(figure, alt=finding, table=data)

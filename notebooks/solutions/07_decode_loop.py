@@ -24,6 +24,6 @@ def my_find_fault(stream):
 def my_ending(ids, eos, max_tokens):
     for number, token in enumerate(ids, 1):
         if token in eos:
-            return "stop", number, number
+            return "stop", number, number - 1
         if number == max_tokens:
-            return "length", number, number
+            return "length", number, number - 1

@@ -1,4 +1,4 @@
-"""Exercises of notebook 06: bytes of a cache, a cache with a fault, and how many requests fit."""
+"""Exercises of notebook 06: room that grows, a cache with a fault, and how many requests fit."""
 
 from __future__ import annotations
 
@@ -7,38 +7,56 @@ from dataclasses import dataclass, field
 
 from minillm.course.checking import Exercise, Misconception
 
-
-def kv_bytes(layers: int, kv_heads: int, dim: int, bytes_per_number: int, tokens: int) -> int:
-    """Keys and values of so many tokens."""
-    return 2 * layers * kv_heads * dim * bytes_per_number * tokens
+Room = list[str | None]
 
 
-def _keys_alone(layers: int, kv_heads: int, dim: int, bytes_per_number: int, tokens: int) -> int:
-    return kv_bytes(layers, kv_heads, dim, bytes_per_number, tokens) // 2
+def write(room: Room, start: int, new: list[str]) -> tuple[Room, int]:
+    """The room with ``new`` at ``start`` and nothing after it, doubled where it is full; and how many items moved."""
+    end = start + len(new)
+    size = len(room) if end <= len(room) else max(end, 2 * len(room))
+    return [*room[:start], *new, *[None] * (size - end)], 0 if size == len(room) else start
 
 
-def _one_layer(layers: int, kv_heads: int, dim: int, bytes_per_number: int, tokens: int) -> int:
-    return kv_bytes(1, kv_heads, dim, bytes_per_number, tokens)
+def _exact_room(room: Room, start: int, new: list[str]) -> tuple[Room, int]:
+    items, moved = write(room, start, new)
+    return (items[:start + len(new)], moved) if moved else (items, moved)
 
 
-def _one_token(layers: int, kv_heads: int, dim: int, bytes_per_number: int, tokens: int) -> int:
-    return kv_bytes(layers, kv_heads, dim, bytes_per_number, 1)
+def _only_doubles(room: Room, start: int, new: list[str]) -> tuple[Room, int]:
+    items, moved = write(room, start, new)
+    return items[:2 * len(room)], moved
 
 
-def _numbers(layers: int, kv_heads: int, dim: int, bytes_per_number: int, tokens: int) -> int:
-    return kv_bytes(layers, kv_heads, dim, 1, tokens)
+def _always_doubles(room: Room, start: int, new: list[str]) -> tuple[Room, int]:
+    items, _ = write(room, start, new)
+    return ([*items, *[None] * len(room)], start) if len(items) == len(room) else (items, start)
 
 
-def _mebibytes(layers: int, kv_heads: int, dim: int, bytes_per_number: int, tokens: int) -> float:
-    return kv_bytes(layers, kv_heads, dim, bytes_per_number, tokens) / 2**20
+def _moves_each_time(room: Room, start: int, new: list[str]) -> tuple[Room, int]:
+    return write(room, start, new)[0], start
 
 
-def _always_float32(layers: int, kv_heads: int, dim: int, bytes_per_number: int, tokens: int) -> int:
-    return kv_bytes(layers, kv_heads, dim, 4, tokens)
+def _moves_all(room: Room, start: int, new: list[str]) -> tuple[Room, int]:
+    items, moved = write(room, start, new)
+    return items, len(room) if len(items) > len(room) else moved
 
 
-def _rounded_up_to_a_power(layers: int, kv_heads: int, dim: int, bytes_per_number: int, tokens: int) -> int:
-    return kv_bytes(layers, kv_heads, dim, bytes_per_number, 1 << (tokens - 1).bit_length())
+def _counts_the_new(room: Room, start: int, new: list[str]) -> tuple[Room, int]:
+    items, moved = write(room, start, new)
+    return items, start + len(new) if len(items) > len(room) else moved
+
+
+def _appends(room: Room, start: int, new: list[str]) -> tuple[Room, int]:
+    return write(room, sum(item is not None for item in room), new)
+
+
+def _keeps_the_rest(room: Room, start: int, new: list[str]) -> tuple[Room, int]:
+    items, moved = write(room, start, new)
+    return (items, moved) if len(items) > len(room) else ([*room[:start], *new, *room[start + len(new):]], moved)
+
+
+def _room_alone(room: Room, start: int, new: list[str]) -> Room:
+    return write(room, start, new)[0]
 
 
 @dataclass
@@ -47,9 +65,13 @@ class ToyCache:
 
     name: str
     fault: str = "none"
-    keys: list[int] = field(default_factory=lambda: [0, 0], repr=False)
-    values: list[int] = field(default_factory=lambda: [0, 0], repr=False)
+    room: int = 2
+    keys: list[int] = field(default_factory=list, repr=False)
+    values: list[int] = field(default_factory=list, repr=False)
     length: int = field(default=0, repr=False)
+
+    def __post_init__(self) -> None:
+        self.keys, self.values = [0] * self.room, [0] * self.room
 
     def __repr__(self) -> str:
         return f"cache {self.name}"
@@ -75,7 +97,7 @@ def find_fault(cache: ToyCache) -> str:
     cache.write(0, [1, 2], [-1, -2])
     if cache.read(0, 2) != ([1, 2], [-1, -2]):
         return "swaps keys and values"
-    cache.write(2, [3] * 8, [-3] * 8)
+    cache.write(2, [3] * 80, [-3] * 80)
     if cache.read(0, 2) != ([1, 2], [-1, -2]):
         return "loses on growth"
     cache.write(2, [9], [-9])
@@ -95,6 +117,12 @@ def _never_rewinds(cache: ToyCache) -> str:
 def _equal_keys_and_values(cache: ToyCache) -> str:
     found = find_fault(cache)
     return "none" if found == "swaps keys and values" else found
+
+
+def _one_write(cache: ToyCache) -> str:
+    cache.write(0, [1] * 80, [-1] * 80)
+    found = cache.read(0, 1)
+    return "none" if found == ([1], [-1]) else "swaps keys and values"
 
 
 def _another_spelling(cache: ToyCache) -> str:
@@ -127,30 +155,42 @@ def _negative(memory: int, weights: int, token_bytes: int, context: int, spare: 
     return int((memory * (1 - spare) - weights) // (token_bytes * context))
 
 
+def _negative_part(memory: int, weights: int, token_bytes: int, context: int, spare: float) -> float:
+    return (memory * (1 - spare) - weights) / (token_bytes * context)
+
+
 def _spare_of_the_rest(memory: int, weights: int, token_bytes: int, context: int, spare: float) -> int:
     return max(0, int((memory - weights) * (1 - spare) // (token_bytes * context)))
 
 
 EXERCISES = {task.id: task for task in (
     Exercise(
-        "06-1", "bytes of a cache", kv_bytes,
-        cases=((1, 1, 4, 4, 1), (30, 3, 64, 4, 1), (32, 8, 128, 2, 4000), (80, 8, 128, 2, 1),
-               (32, 8, 128, 2, 16 * 32_768)),
+        "06-1", "room that grows", write,
+        cases=((["a", "b"], 2, ["c"]), ([None, None], 0, ["a"]), (["a", "b", "c", None], 1, ["d"]),
+               (["a", "b", None], 2, ["c", "d"]), (["a", "b", "c"], 1, ["d", "e", "f"]),
+               (["a", None], 1, ["b", "c", "d", "e", "f"]), (["a", "b"], 0, ["c", "d", "e"]),
+               (["a", "b", None, None], 2, ["c", "d"])),
         misconceptions=(
-            Misconception(_keys_alone, "keys *and* values are kept: twice"),
-            Misconception(_one_layer, "every layer has keys and values of its own"),
-            Misconception(_one_token, "that is one token's; there are `tokens` of them"),
-            Misconception(_numbers, "that counts numbers; each takes bytes_per_number bytes"),
-            Misconception(_always_float32, "bytes_per_number is given: 4 for float32, 2 for 16 bit"),
-            Misconception(_rounded_up_to_a_power, "4,000 tokens are 4,000, not 4,096"),
-            Misconception(_mebibytes, "return bytes; MiB is a way to print them"),
+            Misconception(_exact_room, "with no more room than needed the next write must move all of it again"),
+            Misconception(_only_doubles, "twice the room may still be too little for many new items"),
+            Misconception(_always_doubles, "the room grows only when the new items do not fit"),
+            Misconception(_moves_each_time, "nothing moves while there is room"),
+            Misconception(_moves_all, "free places need not be moved, nor what is forgotten"),
+            Misconception(_counts_the_new, "new items are written, not moved: count the old ones"),
+            Misconception(_appends, "`start` says where to write; it need not be the end"),
+            Misconception(_keeps_the_rest, "what stood after the new items is forgotten: those places are free again"),
+            Misconception(_room_alone, "return two things: the room, and how many items moved"),
         )),
     Exercise(
         "06-2", "the faulty cache", find_fault,
         cases=((ToyCache("A"),), (ToyCache("B", "loses on growth"),), (ToyCache("C", "ignores start"),),
-               (ToyCache("D", "swaps keys and values"),)),
+               (ToyCache("D", "swaps keys and values"),), (ToyCache("E", room=7),),
+               (ToyCache("F", "loses on growth", room=7),), (ToyCache("G", "ignores start", room=16),)),
         misconceptions=(
-            Misconception(_never_grows, "fill it far beyond its first capacity, then read what you wrote first"),
+            Misconception(_never_grows, "write a few, then in a second write far more than there can be room for, and "
+                                        "read the first ones again"),
+            Misconception(_one_write, "one write shows little: a growth can only lose what an earlier write left, and "
+                                      "a position can only be ignored where something stands already"),
             Misconception(_never_rewinds, "write at a position that is taken already: what stands there afterwards?"),
             Misconception(_equal_keys_and_values, "write values that differ from the keys, or a swap cannot show"),
             Misconception(_another_spelling, "return one of the four names exactly as the text spells them"),
@@ -164,6 +204,7 @@ EXERCISES = {task.id: task for task in (
             Misconception(_no_spare, "`spare` of the whole memory is kept free for everything else"),
             Misconception(_rounded, "half a request does not fit: round down"),
             Misconception(_not_rounded, "a part of a request does not fit: round down to a whole number"),
+            Misconception(_negative_part, "a part of a request does not fit, and fewer than none cannot"),
             Misconception(_negative, "fewer than none cannot fit: return 0"),
             Misconception(_spare_of_the_rest, "`spare` is a share of the whole memory, not of what the weights leave"),
         )),

@@ -87,35 +87,35 @@ def _another_spelling(stream: ToyStream) -> str:
 
 
 def ending(ids: Sequence[int], eos: Collection[int], max_tokens: int) -> tuple[str, int, int]:
-    """What the model would emit -> (finish reason, output tokens, forward passes)."""
+    """What the model would emit -> (finish reason, output tokens, decode steps after prefill)."""
     for number, token in enumerate(ids[:max_tokens], 1):
         if token in eos:
-            return "stop", number, number
-    return "length", max_tokens, max_tokens
+            return "stop", number, number - 1
+    return "length", max_tokens, max_tokens - 1
 
 
 def _length_wins(ids: Sequence[int], eos: Collection[int], max_tokens: int) -> tuple[str, int, int]:
-    reason, number, passes = ending(ids, eos, max_tokens)
-    return ("length" if number == max_tokens else reason), number, passes
+    reason, number, steps = ending(ids, eos, max_tokens)
+    return ("length" if number == max_tokens else reason), number, steps
 
 
 def _end_is_no_token(ids: Sequence[int], eos: Collection[int], max_tokens: int) -> tuple[str, int, int]:
-    reason, number, passes = ending(ids, eos, max_tokens)
-    return reason, number - (reason == "stop"), passes
+    reason, number, steps = ending(ids, eos, max_tokens)
+    return reason, number - (reason == "stop"), steps
 
 
-def _one_pass_more(ids: Sequence[int], eos: Collection[int], max_tokens: int) -> tuple[str, int, int]:
-    reason, number, passes = ending(ids, eos, max_tokens)
-    return reason, number, passes + 1
+def _a_step_a_token(ids: Sequence[int], eos: Collection[int], max_tokens: int) -> tuple[str, int, int]:
+    reason, number, steps = ending(ids, eos, max_tokens)
+    return reason, number, steps + 1
 
 
 def _one_end_alone(ids: Sequence[int], eos: Collection[int], max_tokens: int) -> tuple[str, int, int]:
     return ending(ids, list(eos)[:1], max_tokens)
 
 
-def _decode_steps(ids: Sequence[int], eos: Collection[int], max_tokens: int) -> tuple[str, int, int]:
-    reason, number, passes = ending(ids, eos, max_tokens)
-    return reason, number, passes - 1
+def _one_step_less(ids: Sequence[int], eos: Collection[int], max_tokens: int) -> tuple[str, int, int]:
+    reason, number, steps = ending(ids, eos, max_tokens)
+    return reason, number, steps - (reason == "stop")
 
 
 EXERCISES = {task.id: task for task in (
@@ -150,8 +150,8 @@ EXERCISES = {task.id: task for task in (
         misconceptions=(
             Misconception(_length_wins, "an end token exactly at the limit still ends the request by itself"),
             Misconception(_end_is_no_token, "the end token is an output token, though its text is hidden"),
-            Misconception(_one_pass_more, "prefill yields the first token, so N tokens take N passes"),
+            Misconception(_a_step_a_token, "prefill is a forward pass too: which token does it make?"),
             Misconception(_one_end_alone, "a model may have several end tokens"),
-            Misconception(_decode_steps, "prefill is a forward pass too"),
+            Misconception(_one_step_less, "the end token is emitted by a step like any other"),
         )),
 )}
