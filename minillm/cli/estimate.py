@@ -104,8 +104,8 @@ def lines_of(answer: dict[str, Any]) -> list[str]:
         f"  throughput  at most {1 / step['time_s']:,.1f} tokens/s a request, {a.tokens_per_s:,.1f} in all; the cache "
         f"is {a.kv_share:.0%} of the bytes",
         f"  crossover   {crossover}",
-        "  These are floors: no activations, scheduler or sampler. A step's parts follow one another, each takes the longer",
-        f"  of its reading and multiplying, so the whole may exceed both. Source: {a.source}",
+        "  These are floors: no activations, scheduler or sampler. Parts of a step follow one another, and each takes",
+        f"  the longer of its reading and multiplying: the whole may exceed both. Source: {a.source}",
     ]
 
 

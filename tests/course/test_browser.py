@@ -101,7 +101,8 @@ class Lab:
 
     def kernel_peak_gb(self) -> float:
         """The most memory that a kernel which is running now has held, in GB."""
-        states = [Path(f"/proc/{child.pid}/status").read_text() for child in psutil.Process(self.process.pid).children()]
+        kernels = psutil.Process(self.process.pid).children()
+        states = [Path(f"/proc/{kernel.pid}/status").read_text() for kernel in kernels]
         return max(int(re.search(r"VmHWM:\s+(\d+) kB", state)[1]) * 1024 / 1e9 for state in states)
 
     def end_kernels(self) -> None:

@@ -225,10 +225,6 @@ def _one_pair_a_token(prompt: int, answer: int, window: int | None) -> int:
     return pairs(prompt, 1, window) + answer
 
 
-def _one_pair_a_step(prompt: int, answer: int, window: int | None) -> int:
-    return pairs(prompt, 1, window) + answer - 1
-
-
 _NOTHING = Misconception(_returns_nothing, "the function ran to its end without `return`")
 EXERCISES = {task.id: task for task in (
     Exercise(
@@ -296,7 +292,6 @@ EXERCISES = {task.id: task for task in (
                                                "allows"),
             Misconception(_window_formula_unguarded, "what if the window is longer than the whole text?"),
             Misconception(_one_pair_a_token, "a decode step is one query, but how many keys does it meet?"),
-            Misconception(_one_pair_a_step, "count the keys of a decode step: its one query meets more than one"),
             _NOTHING,
         )),
 )}

@@ -207,12 +207,6 @@ def _last_of_equals(vector: Sequence[float], norm_weights: Sequence[float], epsi
     return len(table) - 1 - best, logit
 
 
-def _cosine(vector: Sequence[float], norm_weights: Sequence[float], epsilon: float,
-            table: Sequence[Sequence[float]]) -> tuple[int, float]:
-    rows = [[x / math.sqrt(sum(y * y for y in row)) for x in row] for row in table]
-    return last_step(vector, norm_weights, epsilon, rows)
-
-
 def _id_alone(vector: Sequence[float], norm_weights: Sequence[float], epsilon: float,
               table: Sequence[Sequence[float]]) -> int:
     return last_step(vector, norm_weights, epsilon, table)[0]
@@ -295,7 +289,6 @@ EXERCISES = {task.id: task for task in (
                                        "unused?"),
             Misconception(_without_weights, "each number of the normed vector is multiplied by its own weight"),
             Misconception(_last_of_equals, "of equal logits the lowest id counts"),
-            Misconception(_cosine, "the table's rows are not normed: a long row may win by its length"),
             Misconception(_id_alone, "the id is right; its logit is asked for too, as a pair"),
             Misconception(_logit_alone, "that is the largest logit: which row of the table gave it?"),
             Misconception(_logit_first, "the right two, in the other order: the id comes first"),
