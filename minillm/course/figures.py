@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import Any
@@ -167,7 +168,7 @@ def recorded_and_yours(names: Sequence[Any], recorded: Sequence[float], yours: S
     axes.margins(y=0.15)
     if logarithmic:
         axes.set(xscale="log", yscale="log")
-        axes.xaxis.set_major_locator(FixedLocator(list(names)))
+        axes.xaxis.set_major_locator(FixedLocator(_apart(names)))
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter("{x:,g}")
@@ -180,6 +181,15 @@ def recorded_and_yours(names: Sequence[Any], recorded: Sequence[float], yours: S
     columns |= {f"yours, {y_label}": list(yours)} if yours else {}
     columns |= {law[0]: list(law[1])} if law else {}
     return show(figure, alt=finding, table=columns | {key: list(values) for key, values in (absolute or {}).items()})
+
+
+def _apart(values: Sequence[float]) -> list[float]:
+    """Those of the growing ``values`` whose labels do not touch on a logarithmic axis: the first, and on from there."""
+    kept = list(values[:1])
+    for value in values[1:]:
+        if math.log(value / kept[-1]) > 0.09 * math.log(values[-1] / values[0]):
+            kept.append(value)
+    return kept
 
 
 def _with_impossible(finding: str, recorded: Sequence[float], yours: Sequence[float] | None) -> str:
