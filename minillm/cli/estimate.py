@@ -113,7 +113,7 @@ _UNKNOWN = "unknown (no FLOP rate is known for this number type)"
 
 
 def _from(batch: int | None) -> str:
-    return f"from {batch:,} requests on" if batch else "at no batch (each request brings more bytes than FLOPs)"
+    return f"from {batch:,} requests on" if batch else "at no batch (each request reads for longer than it multiplies)"
 
 
 def _fit(a: SimpleNamespace) -> str:

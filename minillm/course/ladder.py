@@ -64,5 +64,5 @@ class Ladder:
             else "none is measured yet"
         count = "1 rung" if len(rungs) == 1 else f"{len(rungs)} rungs"
         finding = f"The ladder has {count}; {found}."
-        axes.set_title(finding, loc="left", fontsize=9.5)
+        figure.suptitle(finding, x=0.01, ha="left", fontsize=9.5)
         return show(figure, alt=finding, table=data)

@@ -225,7 +225,7 @@ def crossover_batch(config: ModelConfig, hardware: Hardware, *, dtype: str = "bf
                     context: int = 0) -> int | None:
     """The smallest batch whose decode step multiplies for as long as it reads: more requests then cost time.
 
-    ``None``: there is none (each request brings more bytes of K and V than FLOPs), or no FLOP rate is known.
+    ``None``: there is none (each request takes longer to read than to multiply), or no FLOP rate is known.
     """
     ridge = hardware.flops_per_s.get(format_of(dtype).arithmetic, float("inf")) / hardware.read_bytes_per_s
     found = 1 + bisect_left(range(1, MAX_CROSSOVER), ridge, key=lambda batch: step_cost(  # it never falls as they grow

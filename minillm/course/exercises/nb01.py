@@ -252,8 +252,8 @@ EXERCISES = {task.id: task for task in (
         cases=((ToyTokenizer("A"),), (ToyTokenizer("B", "doubled start"),), (ToyTokenizer("C", "not lossless"),),
                (ToyTokenizer("D", "forged special token"),)),
         misconceptions=(
-            Misconception(_plain_probe_only, "this probe shows neither spaces lost at the ends of a text nor control "
-                                             "tokens forged by it: one probe a fault"),
+            Misconception(_plain_probe_only, "a plain word shows few faults: try spaces at both ends, and a text that "
+                                             "spells a special token"),
             Misconception(_another_spelling, "return one of the four names exactly as the text spells them"),
             Misconception(_forgets_special, "what does this tokenizer make of a text that spells </s>?"),
             Misconception(_forgets_start, "count the start token (300) in a prompt"),

@@ -280,7 +280,7 @@ EXERCISES = {task.id: task for task in (
             Misconception(_no_norm, "your logits grow with the vector's length: the vector is not normed yet"),
             Misconception(_weights_only, "the weights are there, the division is not: double the vector, and no logit "
                                          "may change"),
-            Misconception(_sum_for_mean, "the logits are too small by the root of the vector's length: what does the "
+            Misconception(_sum_for_mean, "the logits are too small by the root of the number of entries: what does the "
                                          "M of RMS stand for?"),
             Misconception(_no_root, "after a norm a vector twice as long gives the same: what does RMS begin with?"),
             Misconception(_epsilon_outside, "only vectors near zero differ: what exactly is epsilon added to in "

@@ -89,6 +89,8 @@ _NUMBERS = {"ttft": 1.0, "tpot": 0.5 / 3}
 _EXACT = {"scheduled": 3.0, "sent": 3.0, "tokens": [3.5, 4.0, 5.0], "chunks": [[3.625, 1], [5.125, 2]]}
 _PROMPT = {"scheduled": 3.1, "sent": 3.1, "tokens": [3.4, 3.7, 4.2], "chunks": [[3.5, 1], [4.3, 2]]}
 
+_ONE_A_CHUNK = {"scheduled": 1.0, "sent": 1.0, "tokens": [2.0, 2.5, 3.5], "chunks": [[2.1, 1], [2.6, 1], [3.6, 1]]}
+
 
 def find_flaw(times: Request, report: dict[str, float]) -> str:
     """Compare the report with each honest and dishonest way of computing it."""
@@ -108,6 +110,12 @@ def _sent_is_the_start(times: Request, report: dict[str, float]) -> str:
 def _chunks_never(times: Request, report: dict[str, float]) -> str:
     found = find_flaw(times, report)
     return "divided by N" if found == "chunks counted as tokens" else found
+
+
+def _flaw_before_honesty(times: Request, report: dict[str, float]) -> str:
+    chunks = times["chunks"]
+    by_chunks = (chunks[-1][0] - chunks[0][0]) / (len(chunks) - 1)
+    return "chunks counted as tokens" if abs(report["tpot"] - by_chunks) < 1e-6 else find_flaw(times, report)
 
 
 def _sent_means_late(times: Request, report: dict[str, float]) -> str:
@@ -222,10 +230,13 @@ EXERCISES = {task.id: task for task in (
         cases=((_TIMES, _NUMBERS), (_TIMES, _NUMBERS | {"ttft": 0.5}), (_TIMES, _NUMBERS | {"tpot": 0.52}),
                (_TIMES, _NUMBERS | {"tpot": 0.125}), (_EXACT, {"ttft": 0.5, "tpot": 0.75}),
                (_PROMPT, {"ttft": 0.3, "tpot": 0.4}),
-               (_PROMPT, {"ttft": 0.3, "tpot": 0.8}), (_PROMPT, {"ttft": 0.3, "tpot": 0.8 / 3})),
+               (_PROMPT, {"ttft": 0.3, "tpot": 0.8}), (_PROMPT, {"ttft": 0.3, "tpot": 0.8 / 3}),
+               (_ONE_A_CHUNK, {"ttft": 1.0, "tpot": 0.75})),
         misconceptions=(
             Misconception(_sent_is_the_start, "the user waited from when the request was due, not from when the "
                                               "harness got round to sending it"),
+            Misconception(_flaw_before_honesty, "ask first whether the number is right: with one token in each chunk "
+                                                "both ways agree"),
             Misconception(_exact, "differences of clock readings carry rounding: compare to within a millionth"),
             Misconception(_exact_flaws, "does your test for a flaw use ==? Here 0.52 comes out as 0.519...: compare "
                                         "to within a millionth"),
