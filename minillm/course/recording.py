@@ -122,9 +122,22 @@ def record(paths: Sequence[Path], *, force: bool = False, budget_s: float = BUDG
 def measure_card_once(folder: Path, threads: int | None = None) -> MachineCard:
     """Measure the card in a process of its own, which gives all its memory back, into ``folder``; with ``threads``
     threads, or as many as there are cores."""
+    return _card_of_a_child("measure_card()", folder, threads)
+
+
+def with_kernels_apart(card: MachineCard, dtypes: Sequence[str], threads: int | None = None) -> MachineCard:
+    """``card`` with the kernels of ``dtypes`` measured too (a few seconds each), in a process of its own: weights of
+    twice the last cache, which may be hundreds of megabytes, stay out of the notebook."""
+    with TemporaryDirectory() as folder:
+        card.save(Path(folder) / CARD)
+        return _card_of_a_child(f"with_kernels(MachineCard.load(sys.argv[1]), {list(dtypes)!r})", Path(folder), threads)
+
+
+def _card_of_a_child(made_by: str, folder: Path, threads: int | None) -> MachineCard:
     code = ("import sys, torch; from minillm.course.session import available_cores; "
-            "from minillm.measure.bench import measure_card; "
-            "torch.set_num_threads(int(sys.argv[2]) or available_cores()); measure_card().save(sys.argv[1])")
+            "from minillm.measure.bench import measure_card; from minillm.measure.calibrate import with_kernels; "
+            "from minillm.measure.card import MachineCard; "
+            f"torch.set_num_threads(int(sys.argv[2]) or available_cores()); {made_by}.save(sys.argv[1])")
     done = subprocess.run([sys.executable, "-c", code, str(folder / CARD), str(threads or 0)], capture_output=True,
                           text=True)
     if done.returncode:

@@ -25,6 +25,7 @@ from minillm.course.recording import (
     recorded,
     recorded_card,
     recording_card,
+    with_kernels_apart,
 )
 from minillm.measure.card import MachineCard
 
@@ -101,6 +102,10 @@ class Session:
                     card.save()
             self._cards[:] = [card]
         return self._cards[0]
+
+    def card_with_kernels(self, *dtypes: str) -> MachineCard:
+        """:meth:`card` with the rates that this machine's kernels reach under the engine's ``dtypes``, measured now."""
+        return with_kernels_apart(self.card(), dtypes, self.threads)
 
     def measure(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
         """Run a measurement and return its values; ``None``, with a line that says so, where outputs are kept.
