@@ -15,7 +15,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_LINE_LENGTH, ENGINE_LINES = 300, 60, 120, 4_350
 
 # The benchmarks: modules of a torch-free room that may import torch all the same, because they time it.
-BENCHMARKS = {"measure/bench.py", "measure/calibrate.py", "measure/peers.py", "measure/compare.py"}
+BENCHMARKS = {"measure/bench.py", "measure/bench_kernels.py", "measure/peers.py", "measure/compare.py"}
 TORCH_FREE = ["request.py", "config.py", "errors.py", "parts.py", "submission.py", "text", "schedule",
               "cache/blocks.py", "measure"]
 

@@ -12,7 +12,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from minillm.course import commands, execute, recording
 from minillm.course.files import CourseError
 from minillm.course.lint import measure_names
-from minillm.course.recording import record, recorded_card
+from minillm.course.recording import record, recorded_card, with_kernels_apart
 from minillm.measure import compare
 from minillm.measure.card import MachineCard
 from minillm.measure.results import Recording
@@ -191,3 +191,12 @@ def test_the_command_that_opens_a_work_copy_names_the_copy(monkeypatch, capsys, 
     assert commands.main(parser.parse_args(["work", "90"])) == 0
     copy, line = capsys.readouterr().out.splitlines()
     assert line.endswith(copy) and (tmp_path / "mine" / "90_a.ipynb").is_file()
+
+
+def test_kernels_are_measured_in_another_process_and_come_back_on_the_card():
+    """Those that the card has are not measured again, so this is quick; what goes wrong there is told here."""
+    rates = {"linear": [[1, 1e-10], [8, 2e-10]], "kv_bytes_per_s": 1e9, "attention_flops_per_s": 1e9, "call_s": 1e-6}
+    card = a_card(kernels={"auto": rates})
+    assert with_kernels_apart(card, ["auto"], threads=1) == card
+    with pytest.raises(CourseError, match="(?s)the card could not be measured.*float7"):
+        with_kernels_apart(card, ["float7"], threads=1)

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from minillm.attention.base import StepTensors
 from minillm.attention.torch_backend import ContiguousAttention
 from minillm.config import DTYPES
-from minillm.measure.calibrate import check_grid, measure_kernels, median_error
+from minillm.measure.bench_kernels import check_grid, measure_kernels, median_error
 from minillm.measure.card import MachineCard
 from minillm.measure.hardware import Hardware, KernelRates, known_hardware
 from minillm.measure.roofline import (

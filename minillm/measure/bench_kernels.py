@@ -18,7 +18,7 @@ import torch
 from minillm.attention.base import StepTensors
 from minillm.attention.torch_backend import ContiguousAttention, causal_attention
 from minillm.cache.kv import ContiguousCache
-from minillm.measure.bench import current_card, time_repeated
+from minillm.measure.bench import time_repeated
 from minillm.measure.card import MachineCard
 from minillm.measure.distribution import Spread
 from minillm.measure.hardware import Hardware, KernelRates
@@ -31,18 +31,6 @@ from minillm.model.weights import expected_tensors
 ROWS = (1, 2, 4, 8, 16, 64, 256)
 SIZE = 1024  # of the square weights: between the layers of a 135M and of an 8B model
 KV_HEADS, GROUP, HEAD_DIM, CONTEXT = 8, 4, 64, 1024
-
-
-def calibrated_card(dtypes: Sequence[str] = ("auto",), device: str = "auto") -> MachineCard:
-    """The machine card with the kernels of ``dtypes`` measured too (5-10 seconds each), and saved if that is new.
-
-    As :func:`minillm.measure.bench.current_card`, a card measured while other work ran is not saved.
-    """
-    card = current_card(device)
-    calibrated = with_kernels(card, dtypes)
-    if calibrated != card and not card.busy:
-        calibrated.save()
-    return calibrated
 
 
 def with_kernels(card: MachineCard, dtypes: Sequence[str]) -> MachineCard:
