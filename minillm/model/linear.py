@@ -207,7 +207,7 @@ def fits_float16(weight: Tensor) -> bool:
     """Whether rounding to float16 keeps every digit it can: no overflow, and no error from numbers near zero."""
     norms = [((rows.half().float() - rows).norm(), rows.norm()) for rows in map(Tensor.float, weight.split(4096))]
     error, size = (torch.stack(column).norm() for column in zip(*norms))  # by blocks: no second copy of a large head
-    return bool(error <= 2.0**-11 * size)  # False for inf and NaN too
+    return bool(error.isfinite() and error <= 2.0**-11 * size)
 
 
 def _num_bytes(tensor: Tensor | None) -> int:

@@ -213,6 +213,22 @@ def test_damaged_kept_weights_are_made_again(kept, tiny):
         assert place.read_bytes() == whole
 
 
+@pytest.mark.parametrize("error", [FileNotFoundError, ValueError])  # removed, or cut short
+def test_kept_weights_that_vanish_while_they_are_read_are_made_again(error, kept, tiny, monkeypatch):
+    """Not a part of them is taken: another process may replace the file at any moment."""
+    path, _ = kept
+    good, whole, calls = {name: tensor.clone() for name, tensor in load(path).items()}, np.memmap, []
+
+    def gone(*args, **options):
+        calls.append(args)
+        if len(calls) == 3:
+            raise error
+        return whole(*args, **options)
+
+    monkeypatch.setattr("minillm.model.converted.np.memmap", gone)
+    tiny.assert_equal(load(path), good)
+
+
 def test_a_changed_file_or_format_is_converted_anew_and_the_old_one_removed(kept, monkeypatch, tiny):
     path, place = kept
     other = tiny.make_model("llama")
