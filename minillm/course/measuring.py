@@ -12,39 +12,25 @@ if TYPE_CHECKING:
 
 GPU_SHAPES = ("smollm2-135m", "llama-3.2-1b", "llama-3-8b")
 LEAST_READING, MOST_MEMORY = 5.0, 0.6
-"""Reading the weights takes this many times the calls' overhead; they and a copy of the largest fit in this share."""
+"""Reading the weights takes this many times the calls' overhead; in float32 they fit in this share of the memory."""
 
 
-def shape_for(card: MachineCard, memory_bytes: float) -> str:
+def shape_for(card: MachineCard) -> str:
     """The smallest of :data:`GPU_SHAPES` whose weights, in 16 bit, take at least 5 times as long to read as the calls
-    of a decode step take to issue; where none does, the largest that fits ``memory_bytes``."""
+    of a decode step take to issue; where none does, the largest that fits in float32."""
     from minillm.measure.roofline import step_cost, weight_bytes_held
     from minillm.model.shapes import find_config
 
     fitting = []
     for name in GPU_SHAPES:
         config = find_config(name)
-        if weight_bytes_held(config, "bfloat16") > MOST_MEMORY * memory_bytes:
+        if weight_bytes_held(config, "float32") > MOST_MEMORY * card.memory_bytes:
             continue
         cost = step_cost(config, dtype="bfloat16")
         fitting.append(name)
         if cost.weight_bytes / card.read_bytes_per_s >= LEAST_READING * cost.operators * card.operator_overhead_s:
             break
     return fitting[-1] if fitting else GPU_SHAPES[0]
-
-
-def measuring_decoder(device: str, card: MachineCard, dtype: str = "auto") -> Decoder:
-    """The default model on a CPU; on CUDA a model of :func:`shape_for` this card, with random weights."""
-    from minillm.llm import load_decoder
-    from minillm.model.hub import DEFAULT_MODEL, resolve
-    from minillm.model.shapes import find_config
-
-    if device == "cpu":
-        return load_decoder(resolve(DEFAULT_MODEL), dtype=dtype, device="cpu")
-    import torch
-
-    free_bytes, _ = torch.cuda.mem_get_info(device)
-    return random_decoder(find_config(shape_for(card, free_bytes)), device=device, dtype=dtype)
 
 
 def random_decoder(config: ModelConfig, *, device: str = "cpu", dtype: str = "auto", seed: int = 0) -> Decoder:

@@ -124,16 +124,27 @@ class Session:
         """Where measuring cells run: ``"cuda"`` where there is one, else ``"cpu"``. All other cells stay on the CPU."""
         return "cuda" if self.device.startswith("cuda") else "cpu"
 
-    def measure_model(self, dtype: str = "auto") -> Decoder:
-        """The model that measuring cells run on :attr:`measure_device`: the default one on a CPU; on CUDA one whose
-        weights take at least 5 times as long to read as a step's calls take to issue, with random weights (for timing
-        alone). Prints its size."""
-        from minillm.course.measuring import measuring_decoder
+    @property
+    def measure_shape(self) -> str:
+        """The shape (:func:`~minillm.model.shapes.find_config`) of the model that measuring cells run: the default one
+        on a CPU, and wherever outputs are kept; on CUDA one large enough that its bytes outweigh its calls."""
+        from minillm.course.measuring import shape_for
+        from minillm.model.hub import DEFAULT_MODEL
 
-        model = measuring_decoder(self.measure_device, self.card(), dtype)
-        kind = "the default model" if self.measure_device == "cpu" else "random weights, for timing alone"
-        print(f"{model.config.num_layers} layers of {model.config.hidden_size}, {model.num_bytes / 1e9:.2f} GB on "
-              f"{self.measure_device} ({kind})")
+        return shape_for(self.card()) if self.live and self.measure_device == "cuda" else DEFAULT_MODEL
+
+    def measure_model(self, default: Decoder) -> Decoder:
+        """The model that measuring cells run: ``default`` on a CPU. On CUDA one of :attr:`measure_shape` in the same
+        dtype, with random weights (for timing alone), whose size is printed."""
+        from minillm.course.measuring import random_decoder
+        from minillm.model.shapes import find_config
+
+        if self.measure_device == "cpu":
+            return default
+        dtype = str(default.dtype).removeprefix("torch.")
+        model = random_decoder(find_config(self.measure_shape), device=self.measure_device, dtype=dtype)
+        print(f"measured: a model of the shape of {self.measure_shape}, {model.num_bytes / 1e9:.2f} GB of random "
+              f"weights in {dtype}, on the GPU")
         return model
 
 

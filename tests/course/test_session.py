@@ -144,22 +144,30 @@ def test_measuring_cells_move_to_cuda_alone(monkeypatch):
     assert devices == ["cpu", "cuda", "cpu"]
 
 
-def test_on_a_cpu_the_model_that_is_measured_is_the_default_one(monkeypatch, capsys):
-    """On CUDA it has random weights and the size that its bandwidth and overhead ask for."""
+def test_on_a_cpu_the_model_that_is_measured_is_the_default_one():
+    from minillm.course.batteries.cache import tiny_config
+    from minillm.course.measuring import random_decoder
+
+    model = random_decoder(tiny_config(), dtype="float32")
+    session = dataclasses.replace(start(threads=1), device="cpu")
+    assert session.measure_model(model) is model and session.measure_shape == "smollm2-135m"
+
+
+def test_on_cuda_it_has_the_shape_for_the_card_random_weights_and_the_same_dtype(monkeypatch, capsys):
+    """Where outputs are kept, a GPU changes nothing."""
     from minillm.course import measuring
     from minillm.course.batteries.cache import tiny_config
 
-    config = tiny_config()
-    random = measuring.random_decoder(config, dtype="float32")
-    assert random.config == config and random.device.type == "cpu"
-    seen = []
-    monkeypatch.setattr("minillm.llm.load_decoder", lambda path, **options: seen.append(options) or random)
-    monkeypatch.setattr("minillm.model.hub.resolve", lambda name: seen.append(name) or name)
-    session = dataclasses.replace(start(threads=1), device="cpu")
-    monkeypatch.setattr("minillm.measure.bench.current_card", lambda **_: a_card())
-    assert session.measure_model("float32") is random
-    assert seen == ["smollm2-135m", {"dtype": "float32", "device": "cpu"}]
-    assert "2 layers of 32" in capsys.readouterr().out
+    model, asked = measuring.random_decoder(tiny_config(), dtype="float32"), []
+    monkeypatch.setattr("minillm.measure.bench.current_card", lambda **_: a_card(
+        read_bytes_per_s=320e9, operator_overhead_s=1e-6, memory_bytes=15e9))
+    monkeypatch.setattr(measuring, "random_decoder", lambda config, **options: asked.append((config, options)) or model)
+    session = dataclasses.replace(start(threads=1), device="cuda:0", live=True)
+    assert session.measure_shape == "llama-3.2-1b" and session.measure_model(model) is model
+    [(config, options)] = asked
+    assert config.hidden_size == 2048 and options == {"device": "cuda", "dtype": "float32"}
+    assert "shape of llama-3.2-1b" in capsys.readouterr().out
+    assert dataclasses.replace(session, live=False).measure_shape == "smollm2-135m"
 
 
 @pytest.mark.parametrize(("read_bytes_per_s", "overhead_s", "memory_bytes", "expected"), [
@@ -169,8 +177,8 @@ def test_a_gpu_measures_the_smallest_model_whose_bytes_outweigh_its_calls(
         read_bytes_per_s, overhead_s, memory_bytes, expected):
     from minillm.course.measuring import shape_for
 
-    card = a_card(read_bytes_per_s=read_bytes_per_s, operator_overhead_s=overhead_s)
-    assert shape_for(card, memory_bytes) == expected
+    card = a_card(read_bytes_per_s=read_bytes_per_s, operator_overhead_s=overhead_s, memory_bytes=memory_bytes)
+    assert shape_for(card) == expected
 
 
 def a_card(**changes):
