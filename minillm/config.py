@@ -10,8 +10,7 @@ DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
 
 # vLLM's option names that this version does not have yet: refused by name, never accepted and ignored.
 PLANNED_OPTIONS = (
-    "block_size", "num_kv_blocks", "kv_cache_memory_bytes", "max_prefill_chunk", "max_num_batched_tokens",
-    "enable_prefix_caching", "enable_chunked_prefill", "scheduling_policy", "max_waiting", "quantization",
+    "kv_cache_memory_bytes", "enable_prefix_caching", "scheduling_policy", "max_waiting", "quantization",
     "kv_cache_dtype", "speculative_config", "proposer", "tensor_parallel_size",
 )
 
@@ -29,6 +28,13 @@ class EngineConfig:
         device: ``"auto"`` (CUDA where there is one, else CPU), ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``.
         max_model_len: longest prompt plus output in tokens; default the model's own limit. A lower value saves memory.
         max_num_seqs: most requests that run at once (default 8: on a CPU more rows stop being nearly free).
+        max_num_batched_tokens: most tokens that a step computes, all requests together; above ``max_num_seqs``, so that
+            a prompt advances while others decode (default 2048).
+        max_prefill_chunk: most tokens of one prompt in a step (default 512); the rest follows in later steps.
+        enable_chunked_prefill: whether prompts may be read in several steps (default True). Else a prompt must fit one.
+        block_size: tokens in a block of KV cache (default 16).
+        num_kv_blocks: blocks in all; when they run out, the last request is preempted and computed again. Default:
+            enough for ``max_num_seqs`` requests of ``max_model_len`` tokens.
         seed: the seed from which requests without a seed of their own get theirs (default 0: runs repeat).
     Raises:
         ValueError: naming the option and what it accepts.
@@ -38,17 +44,28 @@ class EngineConfig:
     device: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 8
+    max_num_batched_tokens: int = 2048
+    max_prefill_chunk: int = 512
+    enable_chunked_prefill: bool = True
+    block_size: int = 16
+    num_kv_blocks: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
-        for name in ("max_model_len", "max_num_seqs"):
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_prefill_chunk", "block_size",
+                     "num_kv_blocks"):
             value = getattr(self, name)
-            if value is None and name == "max_model_len":
+            if value is None and name in ("max_model_len", "num_kv_blocks"):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        if self.max_num_batched_tokens <= self.max_num_seqs:
+            raise ValueError(f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be above max_num_seqs "
+                             f"({self.max_num_seqs}), or no prompt advances while so many decode")
+        if not isinstance(self.enable_chunked_prefill, bool):
+            raise ValueError(f"enable_chunked_prefill must be true or false, got {self.enable_chunked_prefill!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ValueError(f"seed must be a whole number, got {self.seed!r}")
 

@@ -52,7 +52,7 @@ class Engine:
         self.runner, self.tokenizer, self.config = runner, tokenizer, config
         self.max_model_len, self.vocab_size = max_model_len, vocab_size
         self.eos_token_ids, self.bos_token_id = tuple(eos_token_ids), bos_token_id
-        self.scheduler = Scheduler(max_num_seqs=config.max_num_seqs) if scheduler is None else scheduler
+        self.scheduler = Scheduler.of(config, max_model_len) if scheduler is None else scheduler
         self.traces: list[Trace] = []
         self._stats = EngineStats()
         self._in_flight: dict[Request, tuple[ref[Submission], Choice]] = {}
@@ -83,6 +83,8 @@ class Engine:
             raise InvalidRequest(
                 f"the prompt has {len(token_ids)} tokens; with max_model_len {self.max_model_len} at most "
                 f"{self.max_model_len - 1} leave room for an answer. Shorten it or raise max_model_len", "prompt")
+        if isinstance(self.scheduler, Scheduler) and (why := self.scheduler.why_never(len(token_ids))):
+            raise InvalidRequest(f"the prompt has {len(token_ids)} tokens; {why}", "prompt")
         return token_ids
 
     def check_ids(self, name: str, token_ids: Iterable[int]) -> None:
@@ -230,9 +232,10 @@ class Engine:
         self._stats.num_steps += 1
         for item in plan.scheduled:
             request = item.request
-            self._stats.num_prompt_tokens += max(0, min(item.end, len(request.prompt_token_ids)) - item.start)
+            if item.samples and not request.num_output_tokens:  # all of the prompt is read
+                self._stats.num_prompt_tokens += len(request.prompt_token_ids)
             self._stats.num_output_tokens += item.samples and not request.is_finished
-            if item.start == 0:
+            if item.start == request.num_cached_tokens and not request.num_preemptions:
                 self.span("queue", request.queued_s, request.admitted_s, request)
             self.span(item.stage, start_s, end_s, request, num_tokens=item.num_tokens, position=item.start)
 

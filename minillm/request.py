@@ -22,6 +22,7 @@ from numbers import Integral, Real
 from types import NoneType
 from typing import Literal
 
+from minillm.cache.blocks import BlockTable
 from minillm.errors import InvalidRequest
 from minillm.measure.metrics import RequestMetrics
 
@@ -179,6 +180,7 @@ class Request:
 
     ``token_ids`` is everything known (prompt, then output). ``seed`` is resolved: never ``None``.
     ``eos_token_ids`` are the model's; ``max_total_tokens`` is prompt plus the most output it may ever have.
+    ``table`` holds its blocks of KV cache, which are the scheduler's to give and take.
     Times are ``time.perf_counter()`` seconds of the engine's clock: ``arrival_s`` when the caller asked, ``queued_s``
     when the tokenized request was queued.
     """
@@ -197,6 +199,7 @@ class Request:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    table: BlockTable = field(default_factory=BlockTable)
     admitted_s: float | None = None
     finished_s: float | None = None
     finish_reason: FinishReason | None = None
@@ -211,6 +214,11 @@ class Request:
     def num_known_tokens(self) -> int:
         """Prompt and output tokens whose ids are known."""
         return len(self.token_ids)
+
+    @property
+    def num_missing_tokens(self) -> int:
+        """Known tokens that are not computed: 1 while decoding, more while prefilling."""
+        return len(self.token_ids) - self.num_computed_tokens
 
     @property
     def num_output_tokens(self) -> int:

@@ -35,6 +35,7 @@ class Runner:
             [item.token_ids for item in plan.scheduled], [item.start for item in plan.scheduled],
             [item.request for item in plan.scheduled], device=self.device,
             logits_for=[item.samples for item in plan.scheduled],
+            block_tables=[item.request.table.blocks for item in plan.scheduled],
         )
 
     @torch.inference_mode()

@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from minillm import LLM
+from minillm import LLM, SamplingParams
 from minillm.attention.base import AttentionBackend, StepTensors
+from minillm.loops import generate_with_cache
 from minillm.model.config import ModelConfig
 from minillm.model.decoder import Decoder
 from minillm.model.weights import expected_tensors
+from minillm.sample import Sampler, SamplingRow
 from minillm.text.tokenizer import Tokenizer, byte_tokenizer
 
 EOS = 257
@@ -92,3 +94,18 @@ def tiny_model() -> Decoder:
 def tiny_llm(tiny_model: Decoder, byte_tok: Tokenizer) -> Callable[..., LLM]:
     """``tiny_llm(**options)``: an LLM over TINY and BYTE."""
     return lambda **options: LLM(tiny_model, tokenizer=byte_tok, **options)
+
+
+@pytest.fixture(scope="session")
+def simplest(tiny_model: Decoder) -> Callable[[list[int], SamplingParams, int], list[int]]:
+    """``simplest(prompt, params, most)``: TINY's tokens by the loop with a cache and the sampler's own draws."""
+    sampler = Sampler(261)
+
+    def run(prompt: list[int], params: SamplingParams, most: int) -> list[int]:
+        def choose(logits: Tensor, position: int) -> list[int]:
+            row = SamplingRow(params, params.seed, 0, position, prompt, ())
+            return [sampler(logits, [row])[0].token_id]
+
+        return generate_with_cache(tiny_model, prompt, max_tokens=min(params.max_tokens, most), eos_token_ids=(EOS,),
+                                   choose=choose)
+    return run

@@ -1,4 +1,4 @@
-"""The engine under a scheduler of somebody else's that reads prompts in chunks: nothing shows of it but time."""
+"""Prompts read in chunks: nothing shows of it but time."""
 
 from __future__ import annotations
 
@@ -9,26 +9,11 @@ import pytest
 from minillm import SamplingParams
 from minillm.loops import generate_with_cache
 from minillm.sample import Sampler, SamplingRow
-from minillm.schedule.plan import ScheduledRequest, StepPlan
-from minillm.schedule.scheduler import Scheduler
-
-
-class ChunkScheduler(Scheduler):
-    """No more than ``chunk`` tokens of any request in a step."""
-
-    def __init__(self, chunk: int, max_num_seqs: int = 8):
-        super().__init__(max_num_seqs=max_num_seqs)
-        self.chunk = chunk
-
-    def schedule(self) -> StepPlan:
-        whole = super().schedule()
-        return StepPlan(tuple(ScheduledRequest(item.request, item.start, min(item.num_tokens, self.chunk))
-                              for item in whole.scheduled))
 
 
 def test_q05_a_middle_chunk_samples_nothing_and_sends_nothing(script_llm, monkeypatch):
     """Q05: 20 tokens as 8, 8, 4 beside a request that decodes: the first piece comes with the third chunk."""
-    llm = script_llm(lambda prompt: [prompt[0]], scheduler=ChunkScheduler(8))
+    llm = script_llm(lambda prompt: [prompt[0]], max_prefill_chunk=8)
     sampled = []
     sample = llm.engine.runner.sampler
     monkeypatch.setattr(llm.engine.runner, "sampler", lambda logits, rows: sampled.append(
@@ -60,7 +45,7 @@ def test_q07_chunk_sizes_change_no_token_greedy_or_seeded(tiny_llm, tiny_model, 
             return [sampler(logits, [SamplingRow(own, own.seed, 0, position, prompt, ())])[0].token_id]
         return generate_with_cache(tiny_model, prompt, max_tokens=12, eos_token_ids=(257,), choose=choose)
 
-    outputs = tiny_llm(scheduler=ChunkScheduler(chunk, max_num_seqs=4)).generate(prompts, params)
+    outputs = tiny_llm(max_prefill_chunk=chunk, max_num_seqs=4).generate(prompts, params)
     expected = [simplest(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
     assert [out.outputs[0].token_ids for out in outputs] == expected
     assert len({tuple(tokens) for tokens in expected}) == 6

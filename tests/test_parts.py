@@ -8,6 +8,7 @@ import torch
 
 from minillm import LLM, SamplingParams
 from minillm.attention.torch_backend import ContiguousAttention
+from minillm.cache.blocks import BlockPool
 from minillm.cache.kv import ContiguousCache
 from minillm.sample import SampledToken, Sampler, lowest_argmax
 from minillm.schedule.scheduler import Scheduler
@@ -102,7 +103,7 @@ def test_a_part_that_counts_as_false_is_still_the_readers_part(tiny_model, byte_
         def __len__(self):
             return len(self.running)
 
-    own = Counted(max_num_seqs=2)
+    own = Counted(BlockPool(16), max_num_seqs=2)
     assert LLM(tiny_model, tokenizer=byte_tok, scheduler=own).engine.scheduler is own
 
 

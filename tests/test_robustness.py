@@ -14,6 +14,7 @@ import torch
 import minillm
 from minillm import LLM, InvalidRequest, SamplingParams
 from minillm.attention.torch_backend import ContiguousAttention
+from minillm.cache.blocks import BlockPool
 from minillm.cli import answer
 from minillm.sample import SampledToken
 from minillm.schedule.plan import StepPlan
@@ -148,7 +149,7 @@ class FailingScheduler(Scheduler):
 @pytest.mark.parametrize("where", ["add", "schedule", "commit", "commit, late"])
 def test_a_scheduler_that_raises_leaves_nothing_behind(script_llm, where):
     """Nobody loses a token unseen: a reader gets all of them, or an error."""
-    llm = script_llm(counting, scheduler=FailingScheduler(max_num_seqs=4))
+    llm = script_llm(counting, scheduler=FailingScheduler(BlockPool(64), max_num_seqs=4))
     other = llm.stream("M", FEW)
     tokens = next(other).token_ids
     llm.engine.scheduler.where = where
@@ -162,7 +163,7 @@ def test_a_scheduler_that_raises_leaves_nothing_behind(script_llm, where):
 
 def test_a_scheduler_that_plans_nothing_ends_the_loop(script_llm):
     """No request waits silently: the error names the scheduler."""
-    llm = script_llm(counting, scheduler=FailingScheduler(max_num_seqs=4))
+    llm = script_llm(counting, scheduler=FailingScheduler(BlockPool(64), max_num_seqs=4))
     llm.engine.scheduler.where = "nothing"
     with pytest.raises(RuntimeError, match="planned nothing"):
         llm.generate("A", FEW)

@@ -27,6 +27,7 @@ class StepTensors:
     ``query_starts``: ``num_seqs + 1`` integers. ``context_lengths``: ``num_seqs`` integers.
     ``sequences``: ``num_seqs`` keys that tell the backend whose cache a row belongs to (hashable, its own to define).
     ``logit_rows``: int64 ``[S]``, the flat rows whose logits are wanted.
+    ``block_tables``: for a backend whose cache is paged, each sequence's blocks in the order of its tokens.
     """
 
     token_ids: Tensor
@@ -35,11 +36,13 @@ class StepTensors:
     context_lengths: tuple[int, ...]
     sequences: tuple[object, ...]
     logit_rows: Tensor
+    block_tables: tuple[Sequence[int], ...] = ()
 
     @classmethod
     def of(cls, token_ids: Sequence[Sequence[int]], starts: Sequence[int], sequences: Sequence[object],
            *, device: torch.device | str = "cpu", logits: str = "last",
-           logits_for: Sequence[bool] | None = None) -> StepTensors:
+           logits_for: Sequence[bool] | None = None,
+           block_tables: Sequence[Sequence[int]] = ()) -> StepTensors:
         """The step that computes ``token_ids[s]`` of each sequence from position ``starts[s]`` on.
 
         ``logits`` is ``"last"`` (the last row of each sequence) or ``"all"`` (every row). ``logits_for`` narrows
@@ -57,7 +60,7 @@ class StepTensors:
         return cls(
             as_tensor(flat), as_tensor(positions), tuple(query_starts),
             tuple(start + len(ids) for ids, start in zip(token_ids, starts, strict=True)),
-            tuple(sequences), as_tensor(rows),
+            tuple(sequences), as_tensor(rows), tuple(block_tables),
         )
 
 

@@ -1,17 +1,23 @@
-"""Who runs in the next step, and what a step's tokens mean for each request. Plain integers, no torch.
+"""Who runs in the next step, how many tokens each, and which blocks hold them. Plain integers, no torch.
 
-The loop that drives it is ``plan = schedule()``, one forward pass, ``commit(plan, tokens)``. There are no phases:
-a plan simply computes what each running request knows and has not computed, which is its whole prompt at first
-and one token from then on.
+The loop that drives it is ``plan = schedule()``, one forward pass, ``commit(plan, tokens)``. There are no phases: in
+each step every running request computes some of the tokens that it knows and has not computed (vLLM's V1 scheduler).
+
+        add ──► waiting ── admit: blocks for all it knows ──► running ── finish ──► blocks released
+                   ▲                                             │
+                   └──────── preempt: blocks released, ──────────┘
+                             its tokens kept, computed again
 """
 
 from __future__ import annotations
 
 import time
-from bisect import insort
+from bisect import insort_left, insort_right
 from collections.abc import Sequence
 from typing import Protocol
 
+from minillm.cache.blocks import BlockPool
+from minillm.config import EngineConfig
 from minillm.request import FinishReason, Request
 from minillm.schedule.plan import ScheduledRequest, StepPlan
 
@@ -41,33 +47,149 @@ class SchedulerProtocol(Protocol):
 
 
 class Scheduler:
-    """First come, first served, up to ``max_num_seqs`` running at once; a free place is filled in the next step."""
+    """One order by (priority, arrival), one token budget a step, blocks from one pool.
 
-    def __init__(self, *, max_num_seqs: int):
-        self.max_num_seqs = max_num_seqs
+    A step is planned in two passes. First a token for every running request that is one behind, so that no prompt
+    holds up an answer; then a chunk of at most ``max_prefill_chunk`` for those further behind, so that no prompt takes
+    the whole budget from the others. Waiting requests are admitted in order while there is a place, some budget and
+    blocks for all they know, those still promised to running ones and a small ``watermark`` left aside.
+
+    When a running request lacks a block, the *last* of the order is preempted. The first is never a victim, so the
+    plan is not empty while a request waits or runs, provided that each prompt can run at all (:meth:`why_never`).
+
+    Args:
+        pool: the blocks; requests keep theirs in ``Request.table``.
+        max_num_seqs: most requests that run at once.
+        max_num_batched_tokens: most tokens of a step, above ``max_num_seqs``.
+        max_prefill_chunk: most tokens of one request in a step.
+        chunked: whether a prompt may be read in several steps. Else ``max_prefill_chunk`` means nothing, and a prompt
+            must fit the budget beside ``max_num_seqs`` tokens (``max_whole_prompt``).
+        watermark: blocks that admission leaves free while anything runs; default 1 % of the pool, at least one.
+    Raises:
+        ValueError: a budget that leaves no token for prompts, a size below 1.
+    """
+
+    def __init__(self, pool: BlockPool, *, max_num_seqs: int = 8, max_num_batched_tokens: int = 512,
+                 max_prefill_chunk: int = 256, chunked: bool = True, watermark: int | None = None):
+        if max_num_batched_tokens <= max_num_seqs or min(max_num_seqs, max_prefill_chunk) < 1:
+            raise ValueError(
+                f"max_num_batched_tokens ({max_num_batched_tokens}) must be above max_num_seqs ({max_num_seqs}), or no "
+                f"prompt advances while others decode; both and max_prefill_chunk ({max_prefill_chunk}) at least 1")
+        self.pool, self.max_num_seqs, self.max_num_batched_tokens = pool, max_num_seqs, max_num_batched_tokens
+        self.max_whole_prompt = None if chunked else max_num_batched_tokens - max_num_seqs
+        self.max_prefill_chunk = max_prefill_chunk if chunked else max_num_batched_tokens
+        self.watermark = max(1, pool.num_blocks // 100) if watermark is None else watermark
         self.waiting: list[Request] = []
         self.running: list[Request] = []
+        self.num_preempted = 0
+        self._planned: dict[Request, ScheduledRequest] = {}
+        self._budget = 0
+
+    @classmethod
+    def of(cls, config: EngineConfig, max_model_len: int) -> Scheduler:
+        """A scheduler and its pool by the engine's options, for requests of at most ``max_model_len`` tokens."""
+        num_blocks = config.num_kv_blocks or config.max_num_seqs * -(-max_model_len // config.block_size)
+        return cls(BlockPool(num_blocks, config.block_size, caching=False), max_num_seqs=config.max_num_seqs,
+                   max_num_batched_tokens=config.max_num_batched_tokens, max_prefill_chunk=config.max_prefill_chunk,
+                   chunked=config.enable_chunked_prefill)
+
+    def why_never(self, num_tokens: int) -> str:
+        """Why a prompt of so many tokens can never run, and what to do; ``""`` when it can."""
+        pool, whole = self.pool, self.max_whole_prompt
+        if num_tokens > pool.num_blocks * pool.block_size:
+            return (f"the KV cache holds {pool.num_blocks} blocks of {pool.block_size}. Shorten it or raise "
+                    "num_kv_blocks")
+        if whole is not None and num_tokens > whole:
+            return (f"at most {whole} fit one step beside max_num_seqs tokens of others. Shorten it, raise "
+                    "max_num_batched_tokens or leave enable_chunked_prefill on")
+        return ""
 
     def add(self, request: Request) -> None:
-        """Queue by (priority, arrival): a lower priority value goes first, and equals keep their order."""
-        insort(self.waiting, request, key=lambda queued: (queued.priority, queued.arrival_s))
+        """Queue by (priority, arrival): a lower priority value goes first, and equals keep their order.
+
+        It may grow to one token more than the pool holds: the newest needs no room until it is computed.
+        """
+        most = self.pool.num_blocks * self.pool.block_size + 1
+        request.max_total_tokens = min(request.max_total_tokens, most)
+        insort_right(self.waiting, request, key=_place)
 
     def schedule(self) -> StepPlan:
-        """Admit while there are places, then plan all that every running request has not computed yet."""
-        while self.waiting and len(self.running) < self.max_num_seqs:
-            request = self.waiting.pop(0)
-            request.admitted_s = time.perf_counter()
-            self.running.append(request)
-        return StepPlan(tuple(
-            ScheduledRequest(request, start := request.num_computed_tokens, request.num_known_tokens - start)
-            for request in self.running
-        ))
+        """See :class:`SchedulerProtocol`."""
+        self._planned, self._budget = {}, self.max_num_batched_tokens
+        before = self.num_preempted
+        for request in list(self.running):
+            if request in self.running and request.num_missing_tokens == 1 and self._makes_room(request, 1):
+                self._plan(request, 1)
+        for request in list(self.running):
+            if request not in self._planned:
+                self._plan_chunk(request)
+        if self.num_preempted == before:
+            self._admit()
+        return StepPlan(tuple(self._planned.values()))
+
+    def _plan(self, request: Request, num_tokens: int) -> None:
+        self._planned[request] = ScheduledRequest(request, request.num_computed_tokens, num_tokens)
+        self._budget -= num_tokens
+
+    def _plan_chunk(self, request: Request) -> None:
+        """Plan what ``request`` may read in this step, if it still runs; perhaps nothing."""
+        if request not in self.running or not self._budget:
+            return
+        self._match(request)
+        size = min(request.num_missing_tokens, self.max_prefill_chunk, self._budget)
+        if self.max_whole_prompt is not None and size < request.num_missing_tokens <= self.max_whole_prompt:
+            return  # whole, in a later step
+        if self.pool.may_write(request.table, request.token_ids) and self._makes_room(request, size):
+            self._plan(request, size)
+
+    def _match(self, request: Request) -> None:
+        """Take over what others have computed of ``request``'s tokens since it was looked at last."""
+        if len(request.table.chains) == len(request.table.blocks):  # it isn't in the middle of a block
+            num_cached = self.pool.match(request.table, request.token_ids)
+            if not request.num_preemptions:  # what it computed itself, before, was no hit
+                request.num_cached_tokens += num_cached - request.num_computed_tokens
+            request.num_computed_tokens = num_cached
+
+    def _makes_room(self, request: Request, num_tokens: int) -> bool:
+        """Give ``request`` blocks for ``num_tokens`` more, preempting the last while too few; False: itself."""
+        while not self.pool.allocate(request.table, request.num_computed_tokens + num_tokens):
+            self._preempt(victim := self.running[-1])
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        self.running.remove(request)
+        self._planned.pop(request, None)
+        self.pool.release(request.table)
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        self.num_preempted += 1
+        insort_left(self.waiting, request, key=_place)  # before its equals: it came earlier than they
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self.max_num_seqs and self._budget:
+            request, num_cached = self.waiting[0], self.waiting[0].num_cached_tokens
+            self._match(request)
+            lacking = sum(self.pool.num_missing(other.table, other.num_known_tokens)
+                          for other in (request, *self.running))
+            if lacking + (self.watermark if self.running else 0) > self.pool.num_available:
+                self.pool.release(request.table)
+                request.num_computed_tokens, request.num_cached_tokens = 0, num_cached
+                return
+            del self.waiting[0]
+            if request.admitted_s is None:
+                request.admitted_s = time.perf_counter()
+            insort_right(self.running, request, key=_place)
+            self._plan_chunk(request)
 
     def commit(self, plan: StepPlan, token_ids: Sequence[int]) -> None:
         """See :class:`SchedulerProtocol`."""
         sampling = plan.sampling
         for item in plan.scheduled:
-            item.request.num_computed_tokens = item.end
+            if not item.request.is_finished:
+                item.request.num_computed_tokens = item.end
+                self.pool.publish(item.request.table, item.request.token_ids, item.end)
         for item, token_id in zip(sampling, token_ids, strict=True):
             if not item.request.is_finished:
                 item.request.token_ids.append(token_id)
@@ -88,6 +210,11 @@ class Scheduler:
         for queue in (self.waiting, self.running):  # first, so that a call that was interrupted can be repeated
             if request in queue:
                 queue.remove(request)
+        self.pool.release(request.table)
         if not request.is_finished:
             request.stop_reason, request.error, request.finished_s = stop_reason, error, time.perf_counter()
             request.finish_reason = reason
+
+
+def _place(request: Request) -> tuple[int, float]:
+    return request.priority, request.arrival_s

@@ -1,0 +1,125 @@
+"""Attention over blocks: what contiguous caches give, wherever the blocks lie and whatever was in them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from minillm import LLM, SamplingParams
+from minillm.attention.base import StepTensors
+from minillm.attention.paged import PagedAttention
+from minillm.attention.torch_backend import ContiguousAttention
+from minillm.cache.blocks import BlockPool, BlockTable
+from minillm.schedule.scheduler import Scheduler
+
+
+def paged_llm(model, tokenizer, *, blocks: int, size: int, caching: bool = True, **options) -> LLM:
+    """An LLM over one pool."""
+    pool = BlockPool(blocks, size, caching=caching)
+    attention = PagedAttention(model.config, pool, dtype=model.dtype, device="cpu")
+    return LLM(model, tokenizer=tokenizer, scheduler=Scheduler(pool, **options), attention_backend=attention)
+
+
+def scattered(pool: BlockPool, draw: random.Random) -> None:
+    """Free blocks in any order, so that no table is one run."""
+    draw.shuffle(pool._free)
+
+
+@pytest.mark.parametrize("size", [1, 3, 16])
+@pytest.mark.parametrize("window", [None, 1, 5])
+@pytest.mark.parametrize("in_order", [True, False])
+def test_the_output_of_contiguous_caches_for_any_mix_of_prompts_chunks_and_decodes(tiny_model, size, window, in_order):
+    config = replace(tiny_model.config, sliding_window=(window, None))
+    draw, pool = random.Random(size), BlockPool(120, size)
+    if not in_order:
+        scattered(pool, draw)
+    options = {"dtype": torch.float64, "device": "cpu"}
+    paged, contiguous = PagedAttention(config, pool, **options), ContiguousAttention(config, **options)
+    paged.buffer.fill_(torch.nan)  # what others left there
+    tables, lengths = [BlockTable() for _ in range(5)], [0] * 5
+    torch.manual_seed(0)
+    for _ in range(12):
+        chosen = [index for index in range(5) if draw.random() < 0.7] or [0]
+        widths = [draw.choice((1, 1, 1, 4, 9)) if lengths[index] < 20 else 1 for index in chosen]
+        for index, width in zip(chosen, widths, strict=True):
+            assert pool.allocate(tables[index], lengths[index] + width)
+        step = StepTensors.of([[0] * width for width in widths], [lengths[index] for index in chosen], chosen,
+                              block_tables=[tables[index].blocks for index in chosen])
+        for layer in range(2):
+            key, value = torch.randn(2, sum(widths), 2, 8, dtype=torch.float64)
+            query = torch.randn(sum(widths), 4, 8, dtype=torch.float64)
+            for backend in (paged, contiguous):
+                backend.write(layer, key, value, step)
+            torch.testing.assert_close(paged.attend(layer, query, step), contiguous.attend(layer, query, step))
+        for index, width in zip(chosen, widths, strict=True):
+            lengths[index] += width
+    assert max(lengths) > 20 and paged.num_tokens >= sum(lengths)
+
+
+def test_workloads_with_shared_prefixes_give_the_tokens_of_the_simplest_loop(tiny_model, byte_tok, simplest):
+    """Paged, prefix-cached, chunked, preempted, evicted, cancelled: greedy and seeded tokens as in the loop."""
+    counts: Counter[str] = Counter()
+    for seed in range(150):
+        draw = random.Random(seed)
+        size, places = draw.choice((1, 2, 4)), draw.randint(1, 5)
+        llm = paged_llm(tiny_model, byte_tok, blocks=draw.randint(10, 40) // size + 2, size=size, max_num_seqs=places,
+                        max_num_batched_tokens=places + draw.choice((1, 3, 8, 24)),
+                        max_prefill_chunk=draw.choice((1, 3, 8, 24)))
+        pool, streams = llm.engine.scheduler.pool, []
+        scattered(pool, draw)
+        stems = [[draw.randrange(256) for _ in range(12)] for _ in range(2)]
+        for index in range(draw.randint(3, 8)):
+            prompt = draw.choice(stems)[:draw.randint(0, 12)] + [draw.randrange(256) for _ in range(draw.randint(1, 4))]
+            params = SamplingParams(temperature=draw.choice((0.0, 0.9)), top_p=0.9, seed=index,
+                                    max_tokens=draw.randint(1, 20))
+            if len(prompt) <= pool.num_blocks * size:
+                streams.append((prompt, params, llm.stream(prompt, params)))
+            for _ in range(draw.randint(0, 3)):
+                llm.step()
+        for _, _, stream in streams:
+            if draw.random() < 0.1:
+                stream.close()
+        for prompt, params, stream in streams:
+            list(stream)
+            output, metrics = stream.output.outputs[0], stream.output.metrics
+            expected = simplest(prompt, params, pool.num_blocks * size + 1 - len(prompt))
+            if output.finish_reason == "cancelled":
+                expected = expected[:len(output.token_ids)]
+            assert output.token_ids == expected, (seed, prompt)
+            counts[output.finish_reason] += 1
+            counts["preempted"] += metrics.num_preemptions
+            counts["hits"] += metrics.num_cached_tokens > 0
+        counts["evicted"] += pool.num_evicted
+        assert llm.attention.num_tokens == 0 and not any(pool._references)
+    least = {"preempted": 200, "cancelled": 60, "length": 700, "stop": 5, "hits": 300, "evicted": 4000}
+    assert all(counts[what] >= number for what, number in least.items()), counts
+
+
+def test_nan_of_a_request_that_failed_does_not_reach_who_gets_its_block(tiny_model, byte_tok):
+    llm = paged_llm(tiny_model, byte_tok, blocks=6, size=4, caching=False)
+    params = [SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True) for most in (6, 4)]
+    expected = [out.outputs[0].token_ids for out in llm.generate([[1, 2, 3], [4, 5, 6, 7, 8]], params)]
+    llm.attention.buffer.fill_(torch.nan)
+    outputs = llm.generate([[1, 2, 3], [4, 5, 6, 7, 8]], params)
+    assert [out.outputs[0].token_ids for out in outputs] == expected
+    assert all(out.outputs[0].error is None for out in outputs)
+
+
+def test_a_step_without_block_tables_is_refused_by_name(tiny_model):
+    paged = PagedAttention(tiny_model.config, BlockPool(4), dtype=torch.float64, device="cpu")
+    with pytest.raises(ValueError, match="needs a block table for each sequence"):
+        tiny_model.forward(StepTensors.of([[1, 2]], [0], ["a"]), paged)
+
+
+def test_k04_a_prompt_that_is_cached_whole_gives_the_same_tokens_again(tiny_model, byte_tok):
+    """K04: the last token is computed at its own position, on every hit."""
+    llm = paged_llm(tiny_model, byte_tok, blocks=32, size=4)
+    for length in (1, 4, 5, 8):
+        prompt, params = [20 * length + place for place in range(length)], SamplingParams(temperature=0.0, max_tokens=6)
+        runs = [llm.generate([prompt], params)[0] for _ in range(3)]
+        assert len({tuple(run.outputs[0].token_ids) for run in runs}) == 1
+        assert [run.metrics.num_cached_tokens for run in runs] == [0, *[(length - 1) // 4 * 4] * 2]
