@@ -23,14 +23,9 @@ _CACHE_ENTRIES = 1 << 16
 _CACHE_LONGEST_PIECE = 64
 
 
-def _byte_alphabet() -> dict[int, str]:
-    """GPT-2's printable stand-in for each byte: printable Latin-1 stands for itself, the rest from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = (byte for byte in range(256) if byte not in set(printable))
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
-
-
-BYTE_TO_CHAR = _byte_alphabet()
+# GPT-2's printable stand-in for each byte: printable Latin-1 stands for itself, the rest from U+0100 on.
+BYTE_TO_CHAR = {byte: chr(byte) for byte in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))}
+BYTE_TO_CHAR |= {byte: chr(256 + n) for n, byte in enumerate(sorted(set(range(256)) - BYTE_TO_CHAR.keys()))}
 _CHAR_TO_BYTE = {ord(char): byte for byte, char in BYTE_TO_CHAR.items()}
 _ALPHABET = frozenset(BYTE_TO_CHAR.values())
 
@@ -102,20 +97,16 @@ class BytePairEncoder:
         ids: list[int] = []
         in_unknown_run = False
         for char in text:
-            found = self._character(char)
-            if found:
+            found = [self.vocab.get(char)]
+            if found == [None] and self.byte_fallback:
+                found = [self.vocab.get(f"<0x{byte:02X}>") for byte in char.encode()]
+            is_unknown = None in found
+            if not is_unknown:
                 ids += found
             elif self.unknown_id is not None and not (in_unknown_run and self.fuse_unknown):
                 ids.append(self.unknown_id)
-            in_unknown_run = not found
+            in_unknown_run = is_unknown
         return ids
-
-    def _character(self, char: str) -> list[int]:
-        token_id = self.vocab.get(char)
-        if token_id is not None:
-            return [token_id]
-        ids = [self.vocab.get(f"<0x{byte:02X}>", -1) for byte in char.encode()] if self.byte_fallback else []
-        return [] if -1 in ids else ids
 
 
 def merge(ids: Sequence[int], merges: dict[Pair, tuple[float, int]]) -> list[int]:
@@ -127,8 +118,7 @@ def merge(ids: Sequence[int], merges: dict[Pair, tuple[float, int]]) -> list[int
     end = len(ids)
     after = list(range(1, end + 1))
     before = list(range(-1, end - 1))
-    heap = [(*merges[pair], i) for i, pair in enumerate(zip(ids, ids[1:])) if pair in merges]
-    heap = [(rank, i, merged) for rank, merged, i in heap]
+    heap = [(found[0], i, found[1]) for i, pair in enumerate(zip(ids, ids[1:])) if (found := merges.get(pair))]
     heapq.heapify(heap)
     while heap:
         _, left, merged = heapq.heappop(heap)

@@ -74,7 +74,10 @@ def _render(tokenizer: Tokenizer, messages: Sequence[Message], add_generation_pr
     except RecursionError:
         raise InvalidRequest("the messages are nested too deeply: send plain objects", "messages") from None
     used = set(tokenizer.chat_template).union(*_strings(plain))
-    guard, end_mark = _unused_characters(used)
+    unused = (char for char in map(chr, _PRIVATE_USE) if char not in used)
+    guard, end_mark = next(unused, ""), next(unused, "")
+    if not end_mark:
+        raise InvalidRequest("the messages use every private-use character; leave two unused", "messages")
     guarded = _guard_all(plain, Guard(tokenizer, guard))
     if continue_final_message:
         # With a space behind it, the mark also shows whether the template trims.
@@ -99,10 +102,8 @@ def _plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _content_text(content: Any, where: str) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
+    if content is None or isinstance(content, str):
+        return content or ""
     if not isinstance(content, Sequence):
         raise InvalidRequest(f"{where} must be text, null or a list of text parts", where)
     for part in content:
@@ -123,14 +124,6 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(item)
 
 
-def _unused_characters(used: set[str]) -> tuple[str, str]:
-    free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
-    try:
-        return next(free), next(free)
-    except StopIteration:
-        raise InvalidRequest("the messages use every private-use character; leave two unused", "messages") from None
-
-
 class Guard:
     """Puts ``mark`` where text spells a special token, or begins or ends so that its surroundings could complete one.
 
@@ -141,22 +134,22 @@ class Guard:
 
     def __init__(self, tokenizer: Tokenizer, mark: str):
         self.mark = mark
-        self._tokens = sorted(tokenizer.special_tokens, key=len, reverse=True)
-        self._heads = {token[:cut] for token in self._tokens for cut in range(1, len(token))}
-        self._tails = {token[cut:] for token in self._tokens for cut in range(1, len(token))}
+        self.tokens = sorted(tokenizer.special_tokens, key=len, reverse=True)
+        # Tuples, as startswith and endswith take them.
+        self._heads = tuple({token[:cut] for token in self.tokens for cut in range(1, len(token))})
+        self._tails = tuple({token[cut:] for token in self.tokens for cut in range(1, len(token))})
 
     def __call__(self, text: str) -> str:
         """``text`` with the marks that it needs."""
-        for token in self._tokens:
+        for token in self.tokens:
             while token in text:  # again, as one occurrence may overlap the next
                 if len(token) == 1:
                     raise InvalidRequest(f"a message holds the model's control token {token!r}", "messages")
                 text = text.replace(token, token[0] + self.mark + token[1:])
         inner = text.strip()  # templates trim, so what counts is the first and last visible character
-        lengths = range(1, min(len(inner), max(map(len, self._tokens), default=0)) + 1)
-        if any(inner[:length] in self._tails for length in lengths):
+        if inner.startswith(self._tails):
             text = text.replace(inner, self.mark + inner, 1)
-        if any(inner[-length:] in self._heads for length in lengths):
+        if inner.endswith(self._heads):
             end = len(text.rstrip())
             text = text[:end] + self.mark + text[end:]
         return text
@@ -166,6 +159,9 @@ def _guard_all(value: Any, guard: Guard) -> Any:
     if isinstance(value, str):
         return guard(value)
     if isinstance(value, Mapping):
+        for token in guard.tokens:  # templates look keys up, so a mark in one would hide it
+            if any(token in str(key) for key in value):
+                raise InvalidRequest(f"a key in a message holds the model's control token {token!r}", "messages")
         return {key: _guard_all(item, guard) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_guard_all(item, guard) for item in value]
@@ -185,30 +181,16 @@ class TemplateRefusal(jinja2.TemplateError):
 
 def _run_template(tokenizer: Tokenizer, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
     try:
-        template = _compile(tokenizer.chat_template)
+        # Templates test tools and documents against none, as if they were always passed.
+        return _compile(tokenizer.chat_template).render(
+            messages=messages, add_generation_prompt=add_generation_prompt, tools=None, documents=None,
+            **tokenizer.named_tokens)
     except jinja2.TemplateSyntaxError as error:
         raise ModelError(f"the model's chat template is broken: {error}") from error
-    try:
-        # Templates test tools and documents against none, as if they were always passed.
-        return template.render(messages=messages, add_generation_prompt=add_generation_prompt, tools=None,
-                               documents=None, **tokenizer.named_tokens)
     except TemplateRefusal as error:
         raise InvalidRequest(str(error), "messages") from error
     except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
         raise InvalidRequest(f"the chat template cannot render these messages: {error}", "messages") from error
-
-
-@lru_cache(maxsize=16)
-def _compile(source: str) -> jinja2.Template:
-    """With the options and functions that model authors rely on (those of transformers' ``apply_chat_template``)."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
-    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
-    environment.globals |= {
-        "raise_exception": _raise_exception,
-        "strftime_now": lambda format: datetime.now().strftime(format),
-    }
-    return environment.from_string(source)
 
 
 def _raise_exception(message: str) -> None:
@@ -223,3 +205,14 @@ class _GenerationTag(Extension):
     def parse(self, parser: jinja2.parser.Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+# With the options and functions that model authors rely on (those of transformers' ``apply_chat_template``).
+_ENVIRONMENT = ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
+_ENVIRONMENT.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+_ENVIRONMENT.globals |= {
+    "raise_exception": _raise_exception,
+    "strftime_now": lambda format: datetime.now().strftime(format),
+}
+_compile = lru_cache(maxsize=16)(_ENVIRONMENT.from_string)

@@ -51,9 +51,14 @@ class Detokenizer:
             data = self._tokenizer.token_bytes(token_id)
             if self._skip_special_tokens and self._tokenizer.is_special(token_id):
                 self._scan(data.decode(), visible=False)
-            else:
-                self._scan(self._decode(data), visible=True)
-        return self._deliver(len(self._held) - self._num_waiting())
+                continue
+            if self._strip_leading_space and data:
+                self._strip_leading_space = False
+                data = data.removeprefix(b" ")
+            self._scan(self._decoder.decode(data), visible=True)
+        # Visible characters at the end that may still turn out to begin a stop string are held back.
+        num_waiting = max((tail.num_waiting for tail in self._tails), default=0)
+        return self._deliver(len(self._held) - num_waiting)
 
     def finish(self) -> str:
         """No more ids will come: the rest of the text, an unfinished character as U+FFFD."""
@@ -61,20 +66,11 @@ class Detokenizer:
             self._scan(self._decoder.decode(b"", final=True), visible=True)
         return self._deliver(len(self._held))
 
-    def _decode(self, data: bytes) -> str:
-        if self._strip_leading_space and data:
-            self._strip_leading_space = False
-            data = data.removeprefix(b" ")
-        return self._decoder.decode(data)
-
     def _deliver(self, count: int) -> str:
         text, self._held = self._held[:count], self._held[count:]
         return text
 
     def _scan(self, text: str, visible: bool) -> None:
-        if not self._tails:
-            self._held += text if visible else ""
-            return
         for char in text:
             if visible:
                 self._held += char
@@ -82,11 +78,8 @@ class Detokenizer:
             if any(found):
                 count, self.stop_string = max(filter(None, found))
                 self._held = self._held[: len(self._held) - count]
+                self._tails = []  # nothing is looked for any more, so nothing waits
                 return
-
-    def _num_waiting(self) -> int:
-        """Visible characters at the end that may still turn out to begin a stop string."""
-        return 0 if self.stop_string is not None else max((tail.num_waiting for tail in self._tails), default=0)
 
 
 class StopFinder:

@@ -8,23 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 from minillm.errors import ModelError
 from minillm.model.config import read_json
 from minillm.model.gguf_file import read_gguf
+from minillm.text import pretokenize
 from minillm.text.added import AddedToken
 from minillm.text.bpe import BytePairEncoder, Pair, alphabet_to_bytes, merge_table, merges_from_scores
-from minillm.text.pretokenize import (
-    GPT2_PATTERN,
-    LLAMA3_PATTERN,
-    QWEN2_PATTERN,
-    TEKKEN_PATTERN,
-    build_normalizer,
-    build_pre_tokenizer,
-    flatten,
-)
 from minillm.text.tokenizer import Tokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -43,7 +34,8 @@ def tokenizer_from_folder(path: Path) -> Tokenizer:
     if spec is None:
         raise ModelError(f"{path} has no tokenizer.json: save the tokenizer with transformers' save_pretrained first")
     config = read_json(path / "tokenizer_config.json") or {}
-    named = _named_tokens(config, read_json(path / "special_tokens_map.json") or {})
+    names = (read_json(path / "special_tokens_map.json") or {}) | config
+    named = {name: text for name in _NAMES if (text := _text(names.get(name)))}
     model = spec["model"]
     _check_model(model)
     added = _added_tokens(spec, config, named, model["vocab"])
@@ -61,7 +53,7 @@ def _build(spec: Mapping[str, Any], tokens: list[tuple[str, int]], merges: dict[
     to_bytes, strip_leading_space = _decoder(spec.get("decoder"))
     encoder = BytePairEncoder(
         {text: token_id for text, token_id in tokens if token_id not in no_text}, merges,
-        byte_level=any(step["type"] == "ByteLevel" for step in flatten(pre_tokenizer, "pretokenizers")),
+        byte_level=any(step["type"] == "ByteLevel" for step in pretokenize.flatten(pre_tokenizer, "pretokenizers")),
         byte_fallback=bool(model.get("byte_fallback")),
         unknown_id=dict(tokens).get(model.get("unk_token")),
         fuse_unknown=bool(model.get("fuse_unk")),
@@ -73,8 +65,9 @@ def _build(spec: Mapping[str, Any], tokens: list[tuple[str, int]], merges: dict[
     for token in added:
         table[token.id] = token.content.encode()
     return Tokenizer(
-        table, encoder, added=added, normalizer=build_normalizer(spec.get("normalizer")),
-        pre_tokenizer=build_pre_tokenizer(pre_tokenizer), strip_leading_space=strip_leading_space, **options)
+        table, encoder, added=added, strip_leading_space=strip_leading_space,
+        normalizer=pretokenize.build_normalizer(spec.get("normalizer")),
+        pre_tokenizer=pretokenize.build_pre_tokenizer(pre_tokenizer), **options)
 
 
 def _check_model(model: Mapping[str, Any]) -> None:
@@ -100,22 +93,14 @@ def _text(token: str | Mapping[str, Any] | None) -> str | None:
     return token["content"] if isinstance(token, Mapping) else token
 
 
-def _named_tokens(config: Mapping[str, Any], special_map: Mapping[str, Any]) -> dict[str, str]:
-    named = {name: _text(config.get(name, special_map.get(name))) for name in _NAMES}
-    return {name: text for name, text in named.items() if text}
-
-
 def _added_tokens(spec: Mapping[str, Any], config: Mapping[str, Any], named: Mapping[str, str],
                   vocab: Mapping[str, int]) -> list[AddedToken]:
     """Those of tokenizer.json, then those that only tokenizer_config.json knows, then named ones that neither lists."""
-    flags = ("special", "lstrip", "rstrip", "normalized", "single_word")
-    entries = [*spec.get("added_tokens", ()), *(
-        {"id": int(token_id), **token} for token_id, token in config.get("added_tokens_decoder", {}).items()
-    )]
+    by_id = config.get("added_tokens_decoder", {}).items()
     added: dict[str, AddedToken] = {}
-    for entry in entries:
-        added.setdefault(entry["content"], AddedToken(
-            entry["id"], entry["content"], **{flag: bool(entry.get(flag)) for flag in flags}))
+    for entry in (*spec.get("added_tokens", ()), *({"id": int(token_id), **token} for token_id, token in by_id)):
+        known = {name: entry[name] for name in AddedToken.__slots__ if name in entry}
+        added.setdefault(entry["content"], AddedToken(**known))
     for text in named.values():
         next_id = 1 + max([*vocab.values(), *(token.id for token in added.values())], default=-1)
         added.setdefault(text, AddedToken(vocab.get(text, next_id), text, special=True))
@@ -127,7 +112,7 @@ def _decoder(spec: Mapping[str, Any] | None) -> tuple[Callable[[str], bytes], bo
 
     Bytes of byte-fallback tokens are joined before they are read as UTF-8, as SentencePiece does.
     """
-    steps = flatten(spec, "decoders")
+    steps = pretokenize.flatten(spec, "decoders")
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
         return alphabet_to_bytes, False
@@ -148,10 +133,9 @@ def _decoder(spec: Mapping[str, Any] | None) -> tuple[Callable[[str], bytes], bo
                 raise ModelError(f"unknown decoder {dict(step)!r}: this tokenizer cannot be reproduced exactly")
     if not steps:
         raise ModelError("the tokenizer has no decoder, so its tokens cannot become text: use another model")
-    byte_fallback = "ByteFallback" in kinds
 
     def to_bytes(token: str) -> bytes:
-        if byte_fallback and (found := _BYTE_TOKEN.fullmatch(token)):
+        if "ByteFallback" in kinds and (found := _BYTE_TOKEN.fullmatch(token)):
             return bytes.fromhex(found[1])
         for old, new in replaced:
             token = token.replace(old, new)
@@ -164,7 +148,7 @@ def _template(spec: Mapping[str, Any] | None) -> tuple[list[int], list[int]]:
     """The ids before and after a text. (``add_bos_token`` in tokenizer_config.json is older, and has no say.)"""
     prefix: list[int] = []
     suffix: list[int] = []
-    for step in flatten(spec, "processors"):
+    for step in pretokenize.flatten(spec, "processors"):
         if step["type"] == "TemplateProcessing":
             side = prefix
             for item in step["single"]:
@@ -184,18 +168,18 @@ def _chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
     template = config.get("chat_template")
     if isinstance(template, list):
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    if not isinstance(template, (str, NoneType)):
+    if template is not None and not isinstance(template, str):
         raise ModelError(f"{path}: the chat template is no text: fetch the model again")
     return template
 
 
 # GGUF's name of a pre-tokenizer: (pattern, digits cut one by one first, normalizer, whole tokens first, BOS by default)
 _GGUF_PRE_TOKENIZERS: dict[str, tuple[str, bool, str | None, bool, bool]] = {
-    **dict.fromkeys(("gpt-2", "phi-2"), (GPT2_PATTERN, False, None, False, False)),
-    **dict.fromkeys(("smollm", "starcoder"), (GPT2_PATTERN, True, None, False, False)),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), (LLAMA3_PATTERN, False, None, True, True)),
-    "qwen2": (QWEN2_PATTERN, False, "NFC", False, False),
-    "tekken": (TEKKEN_PATTERN, False, None, True, True),
+    **dict.fromkeys(("gpt-2", "phi-2"), (pretokenize.GPT2_PATTERN, False, None, False, False)),
+    **dict.fromkeys(("smollm", "starcoder"), (pretokenize.GPT2_PATTERN, True, None, False, False)),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), (pretokenize.LLAMA3_PATTERN, False, None, True, True)),
+    "qwen2": (pretokenize.QWEN2_PATTERN, False, "NFC", False, False),
+    "tekken": (pretokenize.TEKKEN_PATTERN, False, None, True, True),
 }
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 
@@ -212,32 +196,30 @@ def tokenizer_from_gguf(path: Path) -> Tokenizer:
     kind, tokens = data.get("model"), data.get("tokens")
     if kind not in ("gpt2", "llama") or not tokens:
         raise ModelError(f"{path}: unknown GGUF tokenizer model {kind!r}; known: 'gpt2' and 'llama'")
+    describe, order = (_gguf_byte_level, "merges") if kind == "gpt2" else (_gguf_sentencepiece, "scores")
+    if order not in data:
+        raise ModelError(f"{path} lacks the key tokenizer.ggml.{order}: fetch the model again")
+    if kind == "gpt2" and (pre := data.get("pre")) not in _GGUF_PRE_TOKENIZERS:
+        raise ModelError(f"{path}: unknown GGUF pre-tokenizer {pre!r}; known: {', '.join(_GGUF_PRE_TOKENIZERS)}")
     types = data.get("token_type") or [_NORMAL] * len(tokens)
     added = [AddedToken(i, text, special=types[i] == _CONTROL)
              for i, text in enumerate(tokens) if types[i] in (_CONTROL, _USER_DEFINED)]
-    named = {name: tokens[token_id] for name, key in zip(_NAMES, ("bos", "eos", "unknown", "padding"))
-             if (token_id := data.get(f"{key}_token_id")) is not None and token_id < len(tokens)}
-    describe = _gguf_byte_level if kind == "gpt2" else _gguf_sentencepiece
-    spec, merges, no_text, add_bos = describe(path, data, {text: i for i, text in enumerate(tokens)}, types)
-    ends = []
-    for name, default in (("bos", add_bos), ("eos", False)):
-        wanted = data.get(f"add_{name}_token", default) and f"{name}_token" in named
-        ends.append([data[f"{name}_token_id"]] if wanted else [])
-    return _build(spec, list(zip(tokens, range(len(tokens)))), merges, no_text, added=added, prefix_ids=ends[0],
-                  suffix_ids=ends[1], named_tokens=named, chat_template=metadata.get("tokenizer.chat_template"))
+    ids = {name: token_id for name, key in zip(_NAMES, ("bos", "eos", "unknown", "padding"))
+           if (token_id := data.get(f"{key}_token_id")) is not None and token_id < len(tokens)}
+    spec, merges, no_text, add_bos = describe(data, {text: i for i, text in enumerate(tokens)}, types)
+    return _build(spec, list(zip(tokens, range(len(tokens)))), merges, no_text, added=added,
+                  prefix_ids=[ids["bos_token"]] if "bos_token" in ids and data.get("add_bos_token", add_bos) else [],
+                  suffix_ids=[ids["eos_token"]] if "eos_token" in ids and data.get("add_eos_token") else [],
+                  named_tokens={name: tokens[token_id] for name, token_id in ids.items()},
+                  chat_template=metadata.get("tokenizer.chat_template"))
 
 
 # What tokenizer.json would say (see _build), its merges, the ids that text never becomes, and whether BOS is added.
 _Described = tuple[dict[str, Any], dict[Pair, tuple[float, int]], frozenset[int], bool]
 
 
-def _gguf_byte_level(path: Path, data: Mapping[str, Any], vocab: dict[str, int], types: list[int]) -> _Described:
-    name = data.get("pre")
-    if name not in _GGUF_PRE_TOKENIZERS:
-        raise ModelError(f"{path}: unknown GGUF pre-tokenizer {name!r}; known: {', '.join(_GGUF_PRE_TOKENIZERS)}")
-    if "merges" not in data:
-        raise ModelError(f"{path} lacks the key tokenizer.ggml.merges: fetch the model again")
-    pattern, digits, normalizer, ignore_merges, add_bos = _GGUF_PRE_TOKENIZERS[name]
+def _gguf_byte_level(data: Mapping[str, Any], vocab: dict[str, int], types: list[int]) -> _Described:
+    pattern, digits, normalizer, ignore_merges, add_bos = _GGUF_PRE_TOKENIZERS[data["pre"]]
     spec = {
         "model": {"ignore_merges": ignore_merges},
         "normalizer": {"type": normalizer} if normalizer else None,
@@ -252,15 +234,13 @@ def _gguf_byte_level(path: Path, data: Mapping[str, Any], vocab: dict[str, int],
     return spec, _merges(data, vocab, control), control, add_bos
 
 
-def _gguf_sentencepiece(path: Path, data: Mapping[str, Any], vocab: dict[str, int], types: list[int]) -> _Described:
-    if "scores" not in data:
-        raise ModelError(f"{path}: the SentencePiece tokenizer has no scores, so its merges have no order")
+def _gguf_sentencepiece(data: Mapping[str, Any], vocab: dict[str, int], types: list[int]) -> _Described:
     unknown, prefixed = data.get("unknown_token_id"), data.get("add_space_prefix", True)
     spec = {
         "model": {"byte_fallback": _BYTE in types, "fuse_unk": True,
                   "unk_token": None if unknown is None else data["tokens"][unknown]},
         "normalizer": {"type": "Sequence", "normalizers": [
-            *([{"type": "Prepend", "prepend": _SPACE_MARK}] if prefixed else []),
+            {"type": "Prepend", "prepend": _SPACE_MARK if prefixed else ""},
             {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE_MARK},
         ]},
         "decoder": {"type": "Sequence", "decoders": [

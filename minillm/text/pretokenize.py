@@ -8,7 +8,7 @@ is not known here is refused by name.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import regex
@@ -35,13 +35,43 @@ def build_normalizer(spec: Mapping[str, Any] | None) -> Normalizer:
     Raises:
         ModelError: naming a kind that is not known here.
     """
-    kind = spec["type"] if spec else None
+    return _in_turn([_normalizer_step(step) for step in flatten(spec, "normalizers")])
+
+
+def build_pre_tokenizer(spec: Mapping[str, Any] | None) -> PreTokenizer:
+    """The function a ``pre_tokenizer`` section describes. ``ByteLevel`` cuts only: the encoder turns text into bytes.
+
+    Raises:
+        ModelError: naming a kind or option that is not known here.
+    """
+    steps = flatten(spec, "pretokenizers")
+    if any(step["type"] == "ByteLevel" for step in steps[:-1]):
+        raise ModelError("pre-tokenizer 'ByteLevel' before another one is not supported: use another model")
+    cut = _in_turn([_pre_tokenizer_step(step) for step in steps])
+    return lambda text, at_start: cut_as_unicode_16(text, lambda known: cut([known], at_start))
+
+
+def flatten(spec: Mapping[str, Any] | None, member: str) -> list[Mapping[str, Any]]:
+    """The steps of a spec, with every ``Sequence`` (whose list is under ``member``) laid out flat."""
+    if spec is None:
+        return []
+    if spec["type"] == "Sequence":
+        return [step for part in spec[member] for step in flatten(part, member)]
+    return [spec]
+
+
+def _in_turn(steps: Sequence[Callable]) -> Callable:
+    def run(value: Any, *options: Any) -> Any:
+        for step in steps:
+            value = step(value, *options)
+        return value
+
+    return run
+
+
+def _normalizer_step(spec: Mapping[str, Any]) -> Normalizer:
+    kind = spec["type"]
     match kind:
-        case None:
-            return lambda text: text
-        case "Sequence":
-            steps = [build_normalizer(step) for step in spec["normalizers"]]
-            return lambda text: _apply(steps, text)
         case "NFC" | "NFD" | "NFKC" | "NFKD":
             return lambda text: text if text.isascii() else unicodedata.normalize(kind, text)
         case "Prepend":
@@ -56,55 +86,22 @@ def build_normalizer(spec: Mapping[str, Any] | None) -> Normalizer:
     raise ModelError(f"unknown normalizer {kind!r}: this tokenizer cannot be reproduced exactly, use another model")
 
 
-def _apply(steps: Iterable[Normalizer], text: str) -> str:
-    for step in steps:
-        text = step(text)
-    return text
-
-
-def build_pre_tokenizer(spec: Mapping[str, Any] | None) -> PreTokenizer:
-    """The function a ``pre_tokenizer`` section describes. ``ByteLevel`` cuts only: the encoder turns text into bytes.
-
-    Raises:
-        ModelError: naming a kind or option that is not known here.
-    """
-    steps = flatten(spec, "pretokenizers")
-    if any(step["type"] == "ByteLevel" for step in steps[:-1]):
-        raise ModelError("pre-tokenizer 'ByteLevel' before another one is not supported: use another model")
-    functions = [_pre_tokenizer_step(step) for step in steps]
-
-    def cut(text: str, at_start: bool) -> list[str]:
-        pieces = [text]
-        for function in functions:
-            pieces = function(pieces, at_start)
-        return pieces
-
-    return lambda text, at_start: cut_as_unicode_16(text, lambda known: cut(known, at_start))
-
-
-def flatten(spec: Mapping[str, Any] | None, member: str) -> list[Mapping[str, Any]]:
-    """The steps of a spec, with every ``Sequence`` (whose list is under ``member``) laid out flat."""
-    if spec is None:
-        return []
-    if spec["type"] == "Sequence":
-        return [step for part in spec[member] for step in flatten(part, member)]
-    return [spec]
-
-
 def _pre_tokenizer_step(spec: Mapping[str, Any]) -> _Step:
     match spec["type"]:
         case "ByteLevel":
-            return _byte_level(spec.get("add_prefix_space", True), spec.get("use_regex", True))
+            return _spaced(spec, " ", GPT2_PATTERN if spec.get("use_regex", True) else None)
         case "Digits":
             pattern = regex.compile(r"\p{N}" if spec["individual_digits"] else r"\p{N}+")
             return lambda pieces, _: _cut(pieces, pattern, "Isolated")
         case "Split":
             split, behavior, invert = _pattern(spec["pattern"]), spec["behavior"], spec.get("invert", False)
-            if behavior not in _BEHAVIORS:
+            if behavior not in tuple(_JOINS):  # a tuple may be asked for anything, a dictionary not for a list
                 raise ModelError(f"unknown behavior {behavior!r} of pre-tokenizer 'Split': use another model")
             return lambda pieces, _: _cut(pieces, split, behavior, invert)
         case "Metaspace":
-            return _metaspace(spec)
+            mark = spec["replacement"]
+            # A piece is any first character (a mark, where there is one) and what follows up to the next mark.
+            return _spaced(spec, mark, f"(?s:.)[^{regex.escape(mark)}]*" if spec.get("split", True) else None)
     raise ModelError(f"unknown pre-tokenizer {spec['type']!r}: its ids cannot be reproduced, use another model")
 
 
@@ -112,64 +109,43 @@ def _pattern(spec: Mapping[str, str]) -> regex.Pattern:
     return regex.compile(spec["Regex"] if "Regex" in spec else regex.escape(spec["String"], special_only=True))
 
 
-def _byte_level(add_prefix_space: bool, use_regex: bool) -> _Step:
-    find = regex.compile(GPT2_PATTERN).findall
-
-    def step(pieces: list[str], at_start: bool) -> list[str]:
-        if add_prefix_space:
-            pieces = [piece if piece.startswith(" ") else " " + piece for piece in pieces]
-        # The pattern's alternatives cover every character, so its matches are the pieces.
-        return [found for piece in pieces for found in find(piece)] if use_regex else pieces
-
-    return step
-
-
-def _metaspace(spec: Mapping[str, Any]) -> _Step:
-    mark = spec["replacement"]
+def _spaced(spec: Mapping[str, Any], mark: str, pattern: str | None) -> _Step:
+    """Spaces become ``mark``, one is put before the pieces that ``spec`` chooses, and the matches of ``pattern``, whose
+    alternatives must cover every character, are the pieces."""
     scheme = spec.get("prepend_scheme", "always" if spec.get("add_prefix_space", True) else "never")
-    pattern = regex.compile(regex.escape(mark))
+    find = regex.compile(pattern).findall if pattern else None
 
     def step(pieces: list[str], at_start: bool) -> list[str]:
         pieces = [piece.replace(" ", mark) for piece in pieces]
         for i, piece in enumerate(pieces):
             if not piece.startswith(mark) and (scheme == "always" or (scheme == "first" and at_start and i == 0)):
                 pieces[i] = mark + piece
-        return _cut(pieces, pattern, "MergedWithNext") if spec.get("split", True) else pieces
+        return [found for piece in pieces for found in find(piece)] if find else pieces
 
     return step
 
 
-_BEHAVIORS = ("Isolated", "Removed", "MergedWithPrevious", "MergedWithNext", "Contiguous")
+# Which parts join the part before them, by the behavior of a split: (is that one a match, is this one).
+_JOINS = {
+    "Isolated": (), "Removed": (), "Contiguous": ((True, True), (False, False)),
+    "MergedWithPrevious": ((False, True),), "MergedWithNext": ((True, False),),
+}
 
 
 def _cut(pieces: list[str], pattern: regex.Pattern, behavior: str, invert: bool = False) -> list[str]:
     """Cut pieces at the matches of ``pattern``; ``behavior`` says where a match goes, ``invert`` swaps the roles."""
     result: list[str] = []
     for piece in pieces:
-        parts: list[tuple[str, bool]] = []  # text, is it a match
-        position = 0
+        position, before = 0, None
         spans = [found.span() for found in pattern.finditer(piece) if found.group()]
         for start, end in [*spans, (len(piece), len(piece))]:
-            parts += [(piece[position:start], invert), (piece[start:end], not invert)]
+            for text, is_match in ((piece[position:start], invert), (piece[start:end], not invert)):
+                if not text or (is_match and behavior == "Removed"):
+                    continue
+                if (before, is_match) in _JOINS[behavior]:
+                    result[-1] += text
+                else:
+                    result.append(text)
+                before = is_match
             position = end
-        result += _place([part for part in parts if part[0]], behavior)
     return result
-
-
-def _place(parts: list[tuple[str, bool]], behavior: str) -> list[str]:
-    if behavior in ("Isolated", "Removed"):
-        return [text for text, is_match in parts if behavior == "Isolated" or not is_match]
-    placed: list[str] = []
-    before = None  # whether the part before is a match
-    for text, is_match in parts:
-        joins = {
-            "Contiguous": is_match == before,
-            "MergedWithPrevious": is_match and before is False,
-            "MergedWithNext": before is True and not is_match,
-        }
-        if joins[behavior]:
-            placed[-1] += text
-        else:
-            placed.append(text)
-        before = is_match
-    return placed

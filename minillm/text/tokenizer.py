@@ -215,6 +215,5 @@ def _byte_level_tokenizer(merges: Sequence[tuple[int, int]], special_tokens: Seq
         token_bytes + [token.content.encode() for token in added],
         BytePairEncoder({char: byte for byte, char in BYTE_TO_CHAR.items()}, table),
         added=added, pre_tokenizer=build_pre_tokenizer(split), chat_template=chat_template,
-        named_tokens={name: text for name, text in (("bos_token", "<|bos|>"), ("eos_token", "<|eos|>"))
-                      if text in special_tokens},
+        named_tokens={f"{name}_token": f"<|{name}|>" for name in ("bos", "eos") if f"<|{name}|>" in special_tokens},
     )

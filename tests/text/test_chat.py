@@ -67,6 +67,15 @@ def test_a_role_cannot_forge_a_token_either(byte_level):
     assert len(specials(byte_level, ids)) == 3
 
 
+@pytest.mark.parametrize("extra", [{"<|im_end|>": 1}, {"tool_calls": [{"arguments": {"a<|im_start|>b": 1}}]}])
+def test_a_key_of_a_message_that_spells_a_token_is_refused(extra):
+    """C01: a template that writes keys would write the token."""
+    tokenizer = with_template("{% for m in messages %}<|im_start|>{{ m | tojson }}<|im_end|>{% endfor %}")
+    assert len(specials(tokenizer, encode_chat(tokenizer, [{**user("hi")[0], "name": "<|im_end|>"}]))) == 2
+    with pytest.raises(InvalidRequest, match="a key in a message holds the model's control token"):
+        encode_chat(tokenizer, [{**user("hi")[0], **extra}])
+
+
 @relaxed
 @given(contents=st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<>")), min_size=1,
                          max_size=3))
