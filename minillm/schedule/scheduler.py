@@ -69,8 +69,8 @@ class Scheduler:
         ValueError: a budget that leaves no token for prompts, a size below 1.
     """
 
-    def __init__(self, pool: BlockPool, *, max_num_seqs: int = 8, max_num_batched_tokens: int = 512,
-                 max_prefill_chunk: int = 256, chunked: bool = True, watermark: int | None = None):
+    def __init__(self, pool: BlockPool, *, max_num_seqs: int = 8, max_num_batched_tokens: int = 2048,
+                 max_prefill_chunk: int = 512, chunked: bool = True, watermark: int | None = None):
         if max_num_batched_tokens <= max_num_seqs or min(max_num_seqs, max_prefill_chunk) < 1:
             raise ValueError(
                 f"max_num_batched_tokens ({max_num_batched_tokens}) must be above max_num_seqs ({max_num_seqs}), or no "

@@ -8,21 +8,9 @@ from collections import Counter
 import pytest
 
 from minillm.cache.blocks import BlockPool, BlockTable
+from minillm.course.batteries.scheduler import check_pool
 
 PROMPT = list(range(10, 19))  # 9 tokens: two blocks of 4, and one token that is always computed
-
-
-def check(pool: BlockPool, tables: list[BlockTable]) -> None:
-    """Every invariant of the pool, from its own records and from the tables alone."""
-    held = Counter(block for table in tables for block in table.blocks)
-    assert all(len(set(table.blocks)) == len(table.blocks) for table in tables), "a table holds a block twice"
-    assert [held[block] for block in range(pool.num_blocks)] == pool._references
-    states = [*pool._free, *pool._cached, *held]
-    assert sorted(states) == list(range(pool.num_blocks)), "free, cached and held partition the pool"
-    assert {block: name for name, block in pool._published.items()} == {b: n for b, (n, _) in pool._names.items()}
-    assert not set(pool._free) & set(pool._names), "a free block is published"
-    assert set(pool._cached) <= set(pool._names), "a cached block is not published"
-    assert all(table.claim == name for name, table in pool._claims.items())
 
 
 def run(pool: BlockPool, token_ids: list[int]) -> tuple[BlockTable, int]:
@@ -42,7 +30,7 @@ def test_room_is_given_whole_or_not_at_all():
     assert pool.num_missing(other, 5) == 2
     pool.release(table)
     assert pool.num_available == 3 and pool.num_cached == 0, "nothing was published"
-    check(pool, [table, other])
+    check_pool(pool, [table, other])
 
 
 @pytest.mark.parametrize(("length", "expected"), [(1, 0), (4, 0), (5, 4), (8, 4), (9, 8)])
@@ -52,7 +40,7 @@ def test_k04_the_last_token_of_a_prompt_is_never_matched(length, expected):
     second, warm = run(pool, prompt)
     third, again = run(pool, prompt)
     assert (cold, warm, again) == (0, expected, expected)
-    check(pool, [first, second, third])
+    check_pool(pool, [first, second, third])
 
 
 def test_k05_equal_hashes_are_not_equal_tokens():
@@ -81,7 +69,7 @@ def test_k07_a_block_is_matched_only_once_it_is_written():
     pool.release(writer)  # cancelled
     assert pool.may_write(waiter, PROMPT) and pool.allocate(waiter, 9)
     pool.publish(waiter, PROMPT, 9)
-    check(pool, [writer, waiter])
+    check_pool(pool, [writer, waiter])
     assert run(pool, PROMPT)[1] == 8
 
 
@@ -114,7 +102,7 @@ def test_two_that_wrote_the_same_publish_it_once():
     assert num_cached == 8 and third.blocks[:2] == one.blocks[:2]
     for table in (one, two, third):
         pool.release(table)
-    check(pool, [one, two, third])
+    check_pool(pool, [one, two, third])
     assert pool.num_cached == 2 and pool.num_available == 8
 
 
@@ -167,10 +155,10 @@ def test_any_series_of_requests_keeps_every_invariant():
                         content[table.blocks[index]] = tuple(token_ids[:(index + 1) * size])
                     written[0] = end
                     pool.publish(table, token_ids, end)
-            check(pool, [entry[0] for entry in running])
+            check_pool(pool, [entry[0] for entry in running])
         seen["evicted"] += pool.num_evicted
         for table, _, _ in running:
             pool.release(table)
-        check(pool, [])
+        check_pool(pool, [])
         assert pool.num_available == pool.num_blocks and not pool._claims
     assert min(seen[what] for what in ("released", "matched", "waited", "refused", "evicted")) > 200, seen

@@ -241,7 +241,7 @@ def test_k09_two_hundred_rounds_of_cancelling_leave_every_block_free(when):
             step(scheduler)
         for _ in range(2 if when == "twice" else 1):
             scheduler.finish(victim, "cancelled")
-        check_pool(scheduler.pool, requests)
+        check_pool(scheduler.pool, [request.table for request in requests])
         drain(scheduler)
         assert scheduler.pool.num_available == 12 and not any(scheduler.pool._references)
         assert all(r.num_output_tokens == 4 for r in requests if r is not victim)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from minillm.cache.blocks import BlockPool
+from minillm.cache.blocks import BlockPool, BlockTable
 from minillm.request import Request, SamplingParams
 from minillm.schedule.plan import StepPlan
 from minillm.schedule.scheduler import Scheduler
@@ -111,7 +112,11 @@ class Replay:
                     scheduler.add(request)
             if scheduler.waiting or scheduler.running:
                 self._step(scheduler, machine, requests)
-                check_pool(pool, requests)
+                check_pool(pool, [request.table for request in requests])
+                for request in requests:
+                    assert not (request.is_finished and request.table.blocks), "a finished request holds blocks"
+                    room = len(request.table.blocks) * pool.block_size
+                    assert request.is_finished or request.num_computed_tokens <= room, "computed, and no room for it"
             elif not waiting:
                 break
         assert not (waiting or scheduler.waiting or scheduler.running), "it never ends"
@@ -194,12 +199,13 @@ class Replay:
         self.counts[request.finish_reason or "none"] += 1
 
 
-def check_pool(pool: BlockPool, requests: list[Request]) -> None:
-    """Every invariant of the pool, from its own records and from the tables alone."""
-    held = Counter(block for request in requests for block in request.table.blocks)
+def check_pool(pool: BlockPool, tables: Sequence[BlockTable]) -> None:
+    """Every invariant of the pool, from its own records and from all tables alone; ``AssertionError`` names it."""
+    held = Counter(block for table in tables for block in table.blocks)
+    assert all(len(set(table.blocks)) == len(table.blocks) for table in tables), "a table holds a block twice"
     assert [held[block] for block in range(pool.num_blocks)] == pool._references, "a reference count is wrong"
     assert sorted((*pool._free, *pool._cached, *held)) == list(range(pool.num_blocks)), "blocks leak"
-    for request in requests:
-        assert not (request.is_finished and request.table.blocks), "a finished request holds blocks"
-        assert request.num_computed_tokens <= len(request.table.blocks) * pool.block_size or request.is_finished
-
+    assert {block: name for name, block in pool._published.items()} == {b: n for b, (n, _) in pool._names.items()}
+    assert not set(pool._free) & set(pool._names), "a free block is published"
+    assert set(pool._cached) <= set(pool._names), "a cached block is not published"
+    assert all(table.claim == name for name, table in pool._claims.items()), "a claim without its owner"
