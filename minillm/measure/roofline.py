@@ -12,6 +12,7 @@ and write a few rows), the sampler, the scheduler. So an estimate is a least tim
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -136,21 +137,37 @@ def attended_pairs(num_new: int, context: int, window: int | None = None) -> int
 
 def step_cost(config: ModelConfig, *, batch: int = 1, num_new: int = 1, context: int = 0, dtype: str = "bfloat16",
               logits: str = "last") -> StepCost:
-    """The cost of a step (see the module). ``logits``: of the ``"last"`` row of each sequence, ``"all"`` or ``"none"``.
+    """The cost of a step whose sequences are all alike (see the module), each in a buffer of its own. ``logits``: of
+    the ``"last"`` row of each sequence, of ``"all"`` or ``"none"``.
 
     Raises:
         ValueError: ``batch`` or ``num_new`` below 1, ``context`` below 0, or an unknown ``dtype`` or ``logits``.
     """
-    form, sizes, rows = format_of(dtype), parameters(config), batch * num_new
-    logit_rows = {"last": batch, "all": rows, "none": 0}.get(logits)
+    logit_rows = {"last": batch, "all": batch * num_new, "none": 0}.get(logits)
     if min(batch, num_new) < 1 or context < 0 or logit_rows is None:
         raise ValueError("a step needs batch and num_new of at least 1, context of at least 0, and logits 'last', "
                          f"'all' or 'none', got {batch}, {num_new}, {context} and {logits!r}")
-    read = batch * kv_bytes_read(config, context, form.kv_bytes)
+    return mixed_step_cost(config, {(num_new, context): batch}, logit_rows=logit_rows, dtype=dtype)
+
+
+def mixed_step_cost(config: ModelConfig, sequences: Mapping[tuple[int, int], int], *, logit_rows: int,
+                    dtype: str = "bfloat16", paged: bool = False) -> StepCost:
+    """The cost of a step of any sequences: chunks of prompts beside decodes.
+
+    Args:
+        sequences: by ``(num_new, context)``, how many there are (a ``Counter`` of such pairs); at least one.
+        logit_rows: rows of which logits are computed.
+        paged: operators as :class:`~minillm.attention.paged.PagedAttention` calls them, which takes all sequences of
+            one token together; else as :class:`~minillm.attention.torch_backend.ContiguousAttention` does.
+    """
+    form, sizes = format_of(dtype), parameters(config)
+    rows = sum(num_new * count for (num_new, _), count in sequences.items())
+    read = sum(count * kv_bytes_read(config, context, form.kv_bytes) for (_, context), count in sequences.items())
+    pairs = sum(count * layers * attended_pairs(num_new, context, window) for (num_new, context), count
+                in sequences.items() for window, layers in Counter(config.windows).items())
     woken = experts_woken(config.num_experts, config.num_experts_per_token, rows)
     mlp, mlp_flops = _mlp_weights(config, woken), 2 * rows * _mlp_weights(config, config.num_experts_per_token)
     pair_flops = 4 * config.num_heads * config.head_dim  # two products of a query and a key, or value
-    pairs = batch * sum(attended_pairs(num_new, context, window) for window in config.windows)
     parts = {
         "embedding": Part(rows * config.hidden_size * form.weight_bytes, 0, rows),
         "norms": Part(sizes["norms"] * max(4, form.kv_bytes), 0, rows),  # kept in float32 or wider
@@ -161,19 +178,28 @@ def step_cost(config: ModelConfig, *, batch: int = 1, num_new: int = 1, context:
         "head": _linear(sizes["embedding"] if logit_rows else 0, form, logit_rows),
     }
     return StepCost(dtype=dtype, parts=parts, kv_bytes_read=read,
-                    operators=_operators(config, batch, num_new, context, woken))
+                    operators=_operators(config, sequences, woken, paged))
 
 
 def _linear(num_weights: int, form: Format, rows: int) -> Part:
     return Part(num_weights * form.weight_bytes, 2 * num_weights * rows, rows)
 
 
-def _operators(config: ModelConfig, batch: int, num_new: int, context: int, woken: float) -> int:
+def _operators(config: ModelConfig, sequences: Mapping[tuple[int, int], int], woken: float, paged: bool) -> int:
     """As the decoder issues them; a test counts the real one's calls."""
-    layer = 26 + 5 * config.qk_norm + (batch > 1)  # norms, linears, RoPE, SwiGLU, residuals
-    layer += batch * (17 if num_new == 1 else 20)  # write, read and attend, a sequence at a time
-    new_caches = 0 if context else batch * (2 + 2 * config.num_layers)
-    return round(24 + config.num_layers * layer + new_caches + sum(config.sparse_layers) * (3 + 12 * woken))
+    batch = sum(sequences.values())
+    single = sum(count for (num_new, _), count in sequences.items() if num_new == 1)
+    layer, outside = 26 + 5 * config.qk_norm, 24  # norms, linears, RoPE, SwiGLU, residuals
+    if paged:
+        longer, together = batch - single, single > 1
+        alone = longer + (single == 1)
+        layer += 2 + (longer > 0) + 16 * longer + 13 * (single == 1)  # one write for all, then attend
+        layer += 12 * together + (1 + 3 * alone if together or alone > 1 else 0)  # outputs are put together
+        outside += 4 + 14 * together  # slots, and the block tables of those that are taken together
+    else:
+        layer += (batch > 1) + 17 * single + 20 * (batch - single)  # write, read and attend, a sequence at a time
+        outside += (2 + 2 * config.num_layers) * sum(count for (_, context), count in sequences.items() if not context)
+    return round(outside + config.num_layers * layer + sum(config.sparse_layers) * (3 + 12 * woken))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minillm.attention.base import StepTensors
+from minillm.attention.paged import PagedAttention
 from minillm.attention.torch_backend import ContiguousAttention
+from minillm.cache.blocks import BlockPool
 from minillm.config import DTYPES
 from minillm.measure.bench_kernels import check_grid, measure_kernels, median_error
 from minillm.measure.card import MachineCard
@@ -26,6 +28,7 @@ from minillm.measure.roofline import (
     experts_woken,
     kv_bytes_per_token,
     max_requests,
+    mixed_step_cost,
     parameters,
     step_cost,
     weight_bytes_held,
@@ -161,6 +164,36 @@ def test_operators_are_those_the_decoder_really_calls(keys: dict, batch: int, nu
     tolerance = 0.15 if keys is SPARSE else 0.03
     expected = step_cost(config, batch=batch, num_new=num_new, context=context, dtype="float32").operators
     assert expected == pytest.approx(counter.calls.total(), rel=tolerance)
+
+
+@pytest.mark.parametrize("sequences", [
+    [(1, 6)], [(1, 6), (1, 3)], [(1, 6)] * 8, [(5, 0)], [(3, 4)], [(5, 0), (6, 2)], [(5, 0), (1, 6)],
+    [(6, 0), (1, 3), (1, 6)], [(4, 4), (5, 0), (1, 5), (1, 6), (1, 2)]], ids=str)
+def test_operators_over_blocks_are_those_the_decoder_really_calls(sequences: list[tuple[int, int]]) -> None:
+    config = tiny(num_layers=6)
+    model, size = random_decoder(config), 16
+    attention = PagedAttention(config, BlockPool(len(sequences), size), dtype=model.dtype, device=model.device)
+    tables = [[index] for index in range(len(sequences))]
+    for (_, context), table in zip(sequences, tables):
+        if context:
+            model.forward(StepTensors.of([[1] * context], [0], [0], block_tables=[table]), attention)
+    step = StepTensors.of([[1] * num_new for num_new, _ in sequences], [context for _, context in sequences],
+                          tables[0] * len(tables), block_tables=tables)
+    with CallCounter() as counter:
+        model.forward(step, attention)
+    cost = mixed_step_cost(config, Counter(sequences), logit_rows=len(sequences), dtype="float32", paged=True)
+    assert cost.operators == pytest.approx(counter.calls.total(), rel=0.03)
+
+
+def test_a_mixed_step_reads_weights_once_and_adds_the_rest_by_sequence() -> None:
+    config = find_config("mistral-7b")
+    chunk, decodes = step_cost(config, num_new=512, context=4000), step_cost(config, batch=7, context=9000)
+    both = mixed_step_cost(config, {(512, 4000): 1, (1, 9000): 7}, logit_rows=8)
+    assert both.kv_bytes_read == chunk.kv_bytes_read + decodes.kv_bytes_read
+    assert both.flops == pytest.approx(chunk.flops + decodes.flops)
+    for name in ("qkv", "output", "mlp"):
+        assert both.parts[name].num_bytes == chunk.parts[name].num_bytes == decodes.parts[name].num_bytes
+    assert mixed_step_cost(config, {(512, 4000): 1, (1, 9000): 7}, logit_rows=0).parts["head"] == (0, 0, 0)
 
 
 def test_experts_woken_grow_from_the_tokens_own_to_all() -> None:
