@@ -9,7 +9,7 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from minillm.errors import DownloadError, EngineDead, InvalidRequest, ModelError
+from minillm.errors import DownloadError, EngineDead, InvalidRequest, ModelError, QueueFull
 from minillm.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, ScoreOutput, StreamPiece
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "LLM", "Engine", "SamplingParams", "RequestOutput", "CompletionOutput", "Logprob", "ScoreOutput", "StreamPiece",
-    "InvalidRequest", "ModelError", "DownloadError", "EngineDead", "__version__",
+    "InvalidRequest", "QueueFull", "ModelError", "DownloadError", "EngineDead", "__version__",
 ]
 # How long an idle thread of GNU OpenMP spins before it sleeps; read when torch loads. Its own default is 30 times as
 # long: no faster on an idle machine, and where other work takes a core, threads that spin keep those from running that

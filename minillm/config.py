@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 DType = Literal["auto", "float32", "float64", "bfloat16", "float16"]
+SchedulingPolicy = Literal["fcfs", "priority"]
 DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
 
 # vLLM's option names that this version does not have yet: refused by name, never accepted and ignored.
 PLANNED_OPTIONS = (
-    "kv_cache_memory_bytes", "enable_prefix_caching", "scheduling_policy", "max_waiting", "quantization",
-    "kv_cache_dtype", "speculative_config", "proposer", "tensor_parallel_size",
+    "quantization", "kv_cache_dtype", "speculative_config", "proposer", "tensor_parallel_size",
 )
+
+_LEAST = {"max_model_len": 1, "max_num_seqs": 1, "max_num_batched_tokens": 1, "max_prefill_chunk": 1, "block_size": 1,
+          "num_kv_blocks": 1, "kv_cache_memory_bytes": 1, "max_waiting": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +36,15 @@ class EngineConfig:
         max_prefill_chunk: most tokens of one prompt in a step (default 512); the rest follows in later steps.
         enable_chunked_prefill: whether prompts may be read in several steps (default True). Else a prompt must fit one.
         block_size: tokens in a block of KV cache (default 16).
-        num_kv_blocks: blocks in all; when they run out, the last request is preempted and computed again. Default:
-            enough for ``max_num_seqs`` requests of ``max_model_len`` tokens.
+        num_kv_blocks: blocks in all; when they run out, the last request is preempted and computed again.
+        kv_cache_memory_bytes: memory for blocks, in place of their number. Default of the two: what ``max_num_seqs``
+            requests of ``max_model_len`` tokens can use, but at most a quarter of the free memory of a CPU, or four
+            fifths of a GPU's. ``minillm doctor`` says how much that is.
+        enable_prefix_caching: whether a prompt may begin with blocks that an earlier one has computed (default True).
+        max_waiting: most requests that wait for a place; one more raises :class:`~minillm.errors.QueueFull` (default
+            None: no limit).
+        scheduling_policy: ``"fcfs"``, first come, first served (the default), or ``"priority"``: by the ``priority``
+            given with a request, lower values first, equals in order of arrival.
         seed: the seed from which requests without a seed of their own get theirs (default 0: runs repeat).
     Raises:
         ValueError: naming the option and what it accepts.
@@ -49,23 +59,31 @@ class EngineConfig:
     enable_chunked_prefill: bool = True
     block_size: int = 16
     num_kv_blocks: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    enable_prefix_caching: bool = True
+    max_waiting: int | None = None
+    scheduling_policy: SchedulingPolicy = "fcfs"
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_prefill_chunk", "block_size",
-                     "num_kv_blocks"):
+        for name, least in _LEAST.items():
             value = getattr(self, name)
-            if value is None and name in ("max_model_len", "num_kv_blocks"):
+            if value is None and self.__dataclass_fields__[name].default is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        if self.num_kv_blocks is not None and self.kv_cache_memory_bytes is not None:
+            raise ValueError("give num_kv_blocks or kv_cache_memory_bytes, not both")
         if self.max_num_batched_tokens <= self.max_num_seqs:
             raise ValueError(f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be above max_num_seqs "
                              f"({self.max_num_seqs}), or no prompt advances while so many decode")
-        if not isinstance(self.enable_chunked_prefill, bool):
-            raise ValueError(f"enable_chunked_prefill must be true or false, got {self.enable_chunked_prefill!r}")
+        for name in ("enable_chunked_prefill", "enable_prefix_caching"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
+        if self.scheduling_policy not in get_args(SchedulingPolicy):
+            raise ValueError(f"scheduling_policy must be 'fcfs' or 'priority', got {self.scheduling_policy!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ValueError(f"seed must be a whole number, got {self.seed!r}")
 

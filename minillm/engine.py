@@ -11,18 +11,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar, get_args
 from weakref import ref
 
 from minillm.config import EngineConfig
-from minillm.errors import EngineDead, InvalidRequest
+from minillm.errors import EngineDead, QueueFull
+from minillm.limits import Limits
+from minillm.measure.metrics import EngineStats
 from minillm.measure.trace import Trace
-from minillm.request import FinishReason, Request, SamplingParams, StreamPiece, as_token_id
+from minillm.request import FinishReason, Request, SamplingParams, StreamPiece
 from minillm.runner import Runner
 from minillm.sample import SampledToken, usable_tokens
 from minillm.schedule.plan import StepPlan
-from minillm.schedule.scheduler import Scheduler, SchedulerProtocol
+from minillm.schedule.scheduler import SchedulerProtocol
 from minillm.submission import Choice, Submission
 from minillm.text.tokenizer import Tokenizer
 
@@ -31,30 +33,15 @@ _HANDOVER_S = 0.005
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class EngineStats:
-    """Counts since the engine began, and what it holds now."""
-
-    num_waiting: int = 0
-    num_running: int = 0
-    num_steps: int = 0
-    num_prompt_tokens: int = 0
-    num_output_tokens: int = 0
-    num_finished: dict[str, int] = field(default_factory=lambda: dict.fromkeys(get_args(FinishReason), 0))
-
-
 class Engine:
-    """Runs requests over one model. ``limits``: ``max_model_len`` tokens in all, ids below ``vocab_size``."""
+    """Runs requests over one model, within ``limits``."""
 
-    def __init__(self, runner: Runner, tokenizer: Tokenizer, config: EngineConfig, *, max_model_len: int,
-                 vocab_size: int, eos_token_ids: Sequence[int], bos_token_id: int | None = None,
-                 scheduler: SchedulerProtocol | None = None):
-        self.runner, self.tokenizer, self.config = runner, tokenizer, config
-        self.max_model_len, self.vocab_size = max_model_len, vocab_size
-        self.eos_token_ids, self.bos_token_id = tuple(eos_token_ids), bos_token_id
-        self.scheduler = Scheduler.of(config, max_model_len) if scheduler is None else scheduler
+    def __init__(self, runner: Runner, scheduler: SchedulerProtocol, tokenizer: Tokenizer, config: EngineConfig,
+                 limits: Limits):
+        self.runner, self.scheduler, self.tokenizer, self.config = runner, scheduler, tokenizer, config
+        self.limits = limits
         self.traces: list[Trace] = []
-        self._stats = EngineStats()
+        self._stats = EngineStats(num_finished=dict.fromkeys(get_args(FinishReason), 0))
         self._in_flight: dict[Request, tuple[ref[Submission], Choice]] = {}
         self._lock = threading.RLock()
         self._in_use = threading.Lock()
@@ -64,50 +51,39 @@ class Engine:
 
     # ---- requests in -------------------------------------------------------------------------------------------
 
-    def validate(self, prompt_token_ids: Iterable[int], params: SamplingParams) -> list[int]:
-        """The prompt's ids, fit to run.
+    def submit(self, prompt_token_ids: Iterable[int], params: SamplingParams, *, prompt: str | None = None,
+               arrival_s: float | None = None, priority: int = 0) -> Submission:
+        """Validate a prompt and queue its ``n`` choices. ``arrival_s``: when the caller asked (``perf_counter``).
 
         Raises:
-            InvalidRequest: an empty prompt for a model without a beginning-of-sequence token, a prompt that leaves no
-                room for a token, or an id out of range in prompt, ``stop_token_ids`` or ``logit_bias``.
+            InvalidRequest: see :class:`~minillm.limits.Limits`.
+            QueueFull: ``max_waiting`` requests wait already; nothing has been queued.
         """
-        token_ids = [as_token_id(token_id) for token_id in prompt_token_ids]
-        if not token_ids and self.bos_token_id is not None:
-            token_ids = [self.bos_token_id]
-        if not token_ids:
-            raise InvalidRequest("the prompt is empty, and this model has no token to begin from", "prompt")
-        self.check_ids("prompt", token_ids)
-        self.check_ids("stop_token_ids", params.stop_token_ids)
-        self.check_ids("logit_bias", params.logit_bias)
-        if len(token_ids) >= self.max_model_len:
-            raise InvalidRequest(
-                f"the prompt has {len(token_ids)} tokens; with max_model_len {self.max_model_len} at most "
-                f"{self.max_model_len - 1} leave room for an answer. Shorten it or raise max_model_len", "prompt")
-        if isinstance(self.scheduler, Scheduler) and (why := self.scheduler.why_never(len(token_ids))):
-            raise InvalidRequest(f"the prompt has {len(token_ids)} tokens; {why}", "prompt")
-        return token_ids
-
-    def check_ids(self, name: str, token_ids: Iterable[int]) -> None:
-        """Raise :class:`InvalidRequest` naming the first id that this model does not have."""
-        wrong = next((token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size), None)
-        if wrong is not None:
-            raise InvalidRequest(f"{name} holds id {wrong}; this model's run from 0 to {self.vocab_size - 1}", name)
-
-    def submit(self, prompt_token_ids: Iterable[int], params: SamplingParams, *, prompt: str | None = None,
-               arrival_s: float | None = None) -> Submission:
-        """Validate a prompt and queue its ``n`` choices. ``arrival_s``: when the caller asked (``perf_counter``)."""
-        token_ids = self.validate(prompt_token_ids, params)
+        token_ids, priority = self.limits.prompt(prompt_token_ids, params), self.limits.priority(priority)
         arrival_s = time.perf_counter() if arrival_s is None else arrival_s
-        return self._exclusively(self._queue, token_ids, params, prompt, arrival_s)
+        return self._exclusively(self._queue, token_ids, params, prompt, arrival_s, priority)
 
-    def _queue(self, token_ids: list[int], params: SamplingParams, prompt: str | None, arrival_s: float) -> Submission:
+    def _check_room(self, num_requests: int) -> None:
+        """Raise :class:`QueueFull` when so many more requests are more than may wait, free places aside."""
+        if self.config.max_waiting is None:
+            return
+        places = getattr(self.scheduler, "max_num_seqs", self.config.max_num_seqs) - len(self.scheduler.running)
+        if len(self.scheduler.waiting) + num_requests > max(0, places) + self.config.max_waiting:
+            raise QueueFull(f"{len(self.scheduler.waiting)} requests wait already, and max_waiting is "
+                            f"{self.config.max_waiting}: try again later, or raise it")
+
+    def _queue(self, token_ids: list[int], params: SamplingParams, prompt: str | None, arrival_s: float,
+               priority: int) -> Submission:
+        self._check_room(params.n)
         number = self._num_submissions
         self._num_submissions += 1
-        limit = self.max_model_len if params.max_tokens is None else len(token_ids) + params.max_tokens
+        most = self.limits.max_model_len
+        limit = most if params.max_tokens is None else len(token_ids) + params.max_tokens
         submission = Submission.of([Request(
             request_id=f"req-{number}", prompt_token_ids=tuple(token_ids), params=params, index=index,
             seed=_derived_seed(self.config.seed, number) if params.seed is None else params.seed,
-            max_total_tokens=min(limit, self.max_model_len), eos_token_ids=self.eos_token_ids, arrival_s=arrival_s,
+            max_total_tokens=min(limit, most), priority=priority, arrival_s=arrival_s,
+            eos_token_ids=self.runner.model.config.eos_token_ids,
         ) for index in range(params.n)], self.tokenizer, prompt, self.cancel)
         try:
             for choice in submission.choices:
@@ -189,7 +165,7 @@ class Engine:
                     raise RuntimeError("the scheduler planned nothing although requests wait or run")
                 return False
             start_s, computing = time.perf_counter(), True
-            sampled = usable_tokens(self.runner.run(plan), len(plan.sampling), self.vocab_size)
+            sampled = usable_tokens(self.runner.run(plan), len(plan.sampling), self.limits.vocab_size)
             computing = False
             self._commit(plan, sampled, start_s, time.perf_counter())
             return True
@@ -234,6 +210,7 @@ class Engine:
             request = item.request
             if item.samples and not request.num_output_tokens:  # all of the prompt is read
                 self._stats.num_prompt_tokens += len(request.prompt_token_ids)
+                self._stats.num_cached_tokens += request.num_cached_tokens
             self._stats.num_output_tokens += item.samples and not request.is_finished
             if item.start == request.num_cached_tokens and not request.num_preemptions:
                 self.span("queue", request.queued_s, request.admitted_s, request)
@@ -283,11 +260,19 @@ class Engine:
         """See :meth:`Runner.score`; between steps, so that it may be called from any thread."""
         return self._exclusively(self.runner.score, token_ids)
 
+    def reset_prefix_cache(self) -> None:
+        """Forget what finished requests have left in the prefix cache; a no-op where there is none."""
+        if (pool := getattr(self.scheduler, "pool", None)) is not None:
+            self._exclusively(pool.forget)
+
     def stats(self) -> EngineStats:
         """A snapshot of the counters."""
         with self._lock:
-            return replace(self._stats, num_waiting=len(self.scheduler.waiting),
-                           num_running=len(self.scheduler.running), num_finished=dict(self._stats.num_finished))
+            scheduler, pool = self.scheduler, getattr(self.scheduler, "pool", None)
+            return replace(self._stats, num_waiting=len(scheduler.waiting), num_running=len(scheduler.running),
+                           num_finished=dict(self._stats.num_finished), num_blocks=pool and pool.num_blocks,
+                           num_free_blocks=pool and pool.num_available,
+                           num_preemptions=getattr(scheduler, "num_preempted", 0))
 
 
 def _derived_seed(seed: int, submission: int) -> int:

@@ -22,5 +22,9 @@ class DownloadError(Exception):
     """A model could not be fetched: offline, interrupted, corrupt, or no room on the disk."""
 
 
+class QueueFull(RuntimeError):
+    """Too many requests wait already (option ``max_waiting``): try again later."""
+
+
 class EngineDead(RuntimeError):
     """The engine has been closed, or failed beyond one request; make a new one."""

@@ -10,17 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from minillm.assemble import assemble, load_decoder
 from minillm.attention.base import AttentionBackend
-from minillm.attention.torch_backend import ContiguousAttention
 from minillm.config import EngineConfig
-from minillm.engine import Engine, EngineStats
+from minillm.engine import Engine
 from minillm.errors import InvalidRequest, ModelError
+from minillm.limits import Limits
+from minillm.measure.metrics import EngineStats
 from minillm.measure.trace import Trace
-from minillm.model.config import load_config
 from minillm.model.decoder import Decoder
-from minillm.model.device import resolve_device
 from minillm.model.hub import DEFAULT_MODEL, resolve
-from minillm.model.weights import load_weights
 from minillm.parts import check_part
 from minillm.request import RequestOutput, SamplingParams, ScoreOutput, StreamPiece, as_token_id
 from minillm.runner import Runner
@@ -78,13 +77,12 @@ class LLM:
         if max_model_len > limit:
             raise ValueError(f"max_model_len {max_model_len} is above what the model was made for: {limit}")
         vocab_size = min(tokenizer.vocab_size, model.config.vocab_size)
-        if attention_backend is None:
-            attention_backend = ContiguousAttention(model.config, dtype=model.dtype, device=model.device)
-        self.attention, sampler = attention_backend, Sampler(vocab_size) if sampler is None else sampler
-        runner = Runner(model.forward, self.attention, sampler, device=model.device)
+        scheduler, self.attention = assemble(self.config, options, model, max_model_len, scheduler, attention_backend)
         bos = model.config.bos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-        self.engine = Engine(runner, tokenizer, self.config, max_model_len=max_model_len, vocab_size=vocab_size,
-                             eos_token_ids=model.config.eos_token_ids, bos_token_id=bos, scheduler=scheduler)
+        limits = Limits(max_model_len, vocab_size, bos, getattr(scheduler, "why_never", lambda num_tokens: ""),
+                        getattr(scheduler, "policy", None) != "fcfs")
+        runner = Runner(model, self.attention, Sampler(vocab_size) if sampler is None else sampler)
+        self.engine = Engine(runner, scheduler, tokenizer, self.config, limits)
 
     def _check_loaded(self, model: Decoder) -> None:
         """Options that a model already loaded can no longer follow are refused, not ignored."""
@@ -93,29 +91,34 @@ class LLM:
                 raise ValueError(f"{name}={asked!r}, but this model is loaded as {own!r}: leave {name} out")
 
     def generate(self, prompts: Prompt | Sequence[Prompt],
-                 params: SamplingParams | Sequence[SamplingParams] | None = None) -> list[RequestOutput]:
+                 params: SamplingParams | Sequence[SamplingParams] | None = None, *,
+                 priority: int | Sequence[int] = 0) -> list[RequestOutput]:
         """Complete every prompt; one output a prompt, in order. A prompt is text or token ids.
+
+        ``params`` and ``priority`` are one for all prompts, or one for each.
 
         Raises:
             InvalidRequest: naming the first bad prompt's index; nothing has run then.
+            QueueFull: they are more than ``max_waiting`` allows; those queued before are cancelled.
         """
-        return self._run(_listed(prompts), self._encode, params)
+        return self._run(_listed(prompts), self._encode, params, priority)
 
     def chat(self, messages: Sequence[Message] | Sequence[Sequence[Message]],
-             params: SamplingParams | Sequence[SamplingParams] | None = None, *, add_generation_prompt: bool = True,
-             continue_final_message: bool = False) -> list[RequestOutput]:
+             params: SamplingParams | Sequence[SamplingParams] | None = None, *, priority: int | Sequence[int] = 0,
+             add_generation_prompt: bool = True, continue_final_message: bool = False) -> list[RequestOutput]:
         """Answer a conversation, or several: messages ``{"role": ..., "content": ...}`` through the chat template."""
         several = isinstance(messages, (list, tuple)) and messages and not isinstance(messages[0], Mapping)
         listed = list(messages) if several else [messages]
         return self._run(listed, partial(self._encode_chat, add_generation_prompt=add_generation_prompt,
-                                         continue_final_message=continue_final_message), params)
+                                         continue_final_message=continue_final_message), params, priority)
 
-    def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> Stream:
+    def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None, *,
+               priority: int = 0) -> Stream:
         """Text as it is made, for one prompt (text, ids, or the messages of a chat). ``close()`` cancels."""
         is_chat = isinstance(prompt, (list, tuple)) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
         arrival_s, params = time.perf_counter(), _checked(params)
         text, ids = (self._encode_chat if is_chat else self._encode)(prompt)
-        return self._start(text, ids, params, arrival_s, arrival_s, time.perf_counter())
+        return self._start(text, ids, params, priority, arrival_s, arrival_s, time.perf_counter())
 
     def score(self, texts: Prompt | Sequence[Prompt]) -> list[ScoreOutput]:
         """The log-probability of each token of given texts under the raw model. Reads no prefix cache.
@@ -123,13 +126,14 @@ class LLM:
         Raises:
             InvalidRequest: naming the index of a text that is empty or longer than the context.
         """
-        encoded, most = [], self.engine.max_model_len
+        encoded, limits = [], self.engine.limits
         for index, text in enumerate(_listed(texts)):
             with _naming(f"text {index}"):
                 ids = [as_token_id(token_id) for token_id in self._encode(text)[1]]
-                self.engine.check_ids("prompt", ids)
-                if not 0 < len(ids) <= most:
-                    raise InvalidRequest(f"it has {len(ids)} tokens; from 1 to {most} can be scored", "prompt")
+                limits.ids("prompt", ids)
+                if not 0 < len(ids) <= limits.max_model_len:
+                    raise InvalidRequest(f"it has {len(ids)} tokens; from 1 to {limits.max_model_len} can be scored",
+                                         "prompt")
                 encoded.append(ids)
         return [ScoreOutput(ids, [None, *self.engine.score(ids)]) for ids in encoded]
 
@@ -148,6 +152,10 @@ class LLM:
     def stats(self) -> EngineStats:
         """Counts since the engine began, and what it holds now."""
         return self.engine.stats()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget what finished requests have left in the prefix cache, so that the next prompt is computed whole."""
+        self.engine.reset_prefix_cache()
 
     @contextmanager
     def tracing(self) -> Iterator[Trace]:
@@ -179,18 +187,18 @@ class LLM:
         return self.tokenizer.decode(ids), ids
 
     def _run(self, prompts: Sequence[Any], encode: Callable[[Any], tuple[str | None, list[int]]],
-             params: SamplingParams | Sequence[SamplingParams] | None) -> list[RequestOutput]:
+             params: SamplingParams | Sequence[SamplingParams] | None,
+             priority: int | Sequence[int]) -> list[RequestOutput]:
         """Encode and validate everything, and only then submit and drive it to the end."""
-        arrival_s = time.perf_counter()
-        listed = [_checked(own) for own in params] if isinstance(params, (list, tuple)) else \
-            [_checked(params)] * len(prompts)
-        if len(listed) != len(prompts):
-            raise InvalidRequest(f"{len(prompts)} prompts, {len(listed)} SamplingParams: give one or as many", "params")
+        arrival_s, limits = time.perf_counter(), self.engine.limits
+        listed = _one_each("params", params, len(prompts)), _one_each("priority", priority, len(prompts))
         jobs, start_s = [], arrival_s
-        for index, (prompt, own) in enumerate(zip(prompts, listed, strict=True)):
+        for index, (prompt, own, place) in enumerate(zip(prompts, *listed, strict=True)):
             with _naming(f"prompt {index}"):
                 text, ids = encode(prompt)
-                jobs.append((text, self.engine.validate(ids, own), own, arrival_s, start_s, time.perf_counter()))
+                own = _checked(own)
+                ids, place = limits.prompt(ids, own), limits.priority(place)
+                jobs.append((text, ids, own, place, arrival_s, start_s, time.perf_counter()))
                 start_s = time.perf_counter()
         streams: list[Stream] = []
         try:
@@ -203,10 +211,11 @@ class LLM:
             raise
         return [stream.output for stream in streams]
 
-    def _start(self, text: str | None, ids: list[int], params: SamplingParams, arrival_s: float, start_s: float,
-               end_s: float) -> Stream:
+    def _start(self, text: str | None, ids: list[int], params: SamplingParams, priority: int, arrival_s: float,
+               start_s: float, end_s: float) -> Stream:
         """Submit a prompt whose tokenizing took from ``start_s`` to ``end_s``."""
-        stream = Stream(self.engine, self.engine.submit(ids, params, prompt=text, arrival_s=arrival_s))
+        stream = Stream(self.engine, self.engine.submit(ids, params, prompt=text, arrival_s=arrival_s,
+                                                        priority=priority))
         for stage, *times in (("arrive", arrival_s, arrival_s), ("tokenize", start_s, end_s)):
             self.engine.span(stage, *times, stream._submission.choices[0].request)
         return stream
@@ -263,6 +272,14 @@ def _members(value: object, wanted: str) -> list[Any]:
     return list(members)
 
 
+def _one_each(name: str, given: object, count: int) -> Sequence[Any]:
+    """What was given for each of ``count`` prompts, or the one value for all of them."""
+    listed = given if isinstance(given, (list, tuple)) else [given] * count
+    if len(listed) != count:
+        raise InvalidRequest(f"{count} prompts, {len(listed)} values of {name}: give one, or as many", name)
+    return listed
+
+
 def _checked(params: SamplingParams | None) -> SamplingParams:
     if params is not None and not isinstance(params, SamplingParams):
         raise InvalidRequest(f"params must be SamplingParams(...), got {params!r}", "params")
@@ -276,9 +293,3 @@ def _naming(what: str) -> Iterator[None]:
         yield
     except InvalidRequest as error:
         raise InvalidRequest(f"{what}: {error}", error.param) from None
-
-
-def load_decoder(path: Path, *, dtype: str = "auto", device: str = "auto") -> Decoder:
-    """The decoder of a resolved folder or ``.gguf`` file, on ``device``, see :func:`resolve_device`."""
-    device, config = resolve_device(device), load_config(path)
-    return Decoder.from_weights(config, load_weights(path, config), dtype=dtype, device=device)

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-from torch import Tensor
 
 from minillm.attention.base import AttentionBackend, StepTensors
+from minillm.attention.torch_backend import ContiguousAttention
+from minillm.model.decoder import Decoder
 from minillm.request import Request
 from minillm.sample import SampledToken, SamplerProtocol, SamplingRow
 from minillm.schedule.plan import StepPlan
-
-Model = Callable[[StepTensors, AttentionBackend], Tensor]
 
 
 class Runner:
     """Runs one plan at a time; keeps no state of requests but the K and V in its attention backend."""
 
-    def __init__(self, model: Model, attention: AttentionBackend, sampler: SamplerProtocol, *,
-                 device: torch.device | str = "cpu"):
-        self.model, self.attention, self.sampler, self.device = model, attention, sampler, device
+    def __init__(self, model: Decoder, attention: AttentionBackend, sampler: SamplerProtocol):
+        self.model, self.attention, self.sampler = model, attention, sampler
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> list[SampledToken]:
         """One forward pass over the flat batch; a sampled token for each item of ``plan.sampling``, in order."""
         rows = [row_of(item.request) for item in plan.sampling]
-        logits = self.model(self.tensors_of(plan), self.attention)
+        logits = self.model.forward(self.tensors_of(plan), self.attention)
         return self.sampler(logits, rows) if rows else []
 
     def tensors_of(self, plan: StepPlan) -> StepTensors:
         """The plan as tensors on the model's device; logits are wanted for the sampled items alone."""
         return StepTensors.of(
             [item.token_ids for item in plan.scheduled], [item.start for item in plan.scheduled],
-            [item.request for item in plan.scheduled], device=self.device,
+            [item.request for item in plan.scheduled], device=self.model.device,
             logits_for=[item.samples for item in plan.scheduled],
             block_tables=[item.request.table.blocks for item in plan.scheduled],
         )
@@ -42,19 +38,18 @@ class Runner:
     def score(self, token_ids: list[int], *, chunk_tokens: int = 256) -> list[float]:
         """Natural log-probability of each id after the first, given all before it: ``len(token_ids) - 1`` floats.
 
-        Read in chunks, so that the logits held at once are ``[chunk_tokens, vocab]``.
+        Read in chunks, so that the logits held at once are ``[chunk_tokens, vocab]``, into a cache of its own: blocks
+        are for requests, and a score must not depend on what others have left in theirs.
         """
-        sequence, logprobs = object(), []
-        try:
-            for start in range(0, len(token_ids) - 1, chunk_tokens):
-                chunk = token_ids[start:min(start + chunk_tokens, len(token_ids) - 1)]
-                step = StepTensors.of([chunk], [start], [sequence], device=self.device, logits="all")
-                logits = self.model(step, self.attention)
-                targets = torch.tensor(token_ids[start + 1:start + 1 + len(chunk)], device=logits.device)
-                logits = logits if logits.dtype == torch.float64 else logits.float()
-                logprobs += logits.log_softmax(-1).gather(1, targets[:, None])[:, 0].tolist()
-        finally:
-            self.attention.free(sequence)
+        model, logprobs = self.model, []
+        cache = ContiguousAttention(model.config, dtype=model.dtype, device=model.device)
+        for start in range(0, len(token_ids) - 1, chunk_tokens):
+            chunk = token_ids[start:min(start + chunk_tokens, len(token_ids) - 1)]
+            step = StepTensors.of([chunk], [start], ["score"], device=model.device, logits="all")
+            logits = model.forward(step, cache)
+            targets = torch.tensor(token_ids[start + 1:start + 1 + len(chunk)], device=logits.device)
+            logits = logits if logits.dtype == torch.float64 else logits.float()
+            logprobs += logits.log_softmax(-1).gather(1, targets[:, None])[:, 0].tolist()
         return logprobs
 
 

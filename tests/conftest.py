@@ -106,6 +106,6 @@ def simplest(tiny_model: Decoder) -> Callable[[list[int], SamplingParams, int], 
             row = SamplingRow(params, params.seed, 0, position, prompt, ())
             return [sampler(logits, [row])[0].token_id]
 
-        return generate_with_cache(tiny_model, prompt, max_tokens=min(params.max_tokens, most), eos_token_ids=(EOS,),
-                                   choose=choose)
+        return generate_with_cache(tiny_model, prompt, max_tokens=min(params.max_tokens, most),
+                                   eos_token_ids=(EOS, *params.stop_token_ids), choose=choose)
     return run

@@ -17,8 +17,8 @@ from types import SimpleNamespace
 import pytest
 
 from minillm import LLM, SamplingParams, cli, extras
+from minillm.assemble import load_decoder
 from minillm.cli import answer, doctor
-from minillm.llm import load_decoder
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
 Run = Callable[..., tuple[int, str, str]]

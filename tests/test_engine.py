@@ -109,7 +109,7 @@ def test_p07_an_empty_prompt_starts_from_bos_or_is_refused(script_llm):
     llm = script_llm([65])
     (output,) = llm.generate([""], SamplingParams(max_tokens=1, **GREEDY))
     assert output.prompt_token_ids == [256]
-    llm.engine.bos_token_id = None
+    llm.engine.limits.bos_token_id = None
     with pytest.raises(InvalidRequest, match="empty"):
         llm.generate([""], SamplingParams(max_tokens=1))
     with pytest.raises(InvalidRequest, match="prompt 0.*empty"):
@@ -214,7 +214,7 @@ def test_generate_names_the_bad_prompt_and_runs_nothing(script_llm):
         llm.generate(["a", "b", "c" * 20], SamplingParams(max_tokens=2))
     with pytest.raises(InvalidRequest, match="prompt 1"):
         llm.generate(["a", "\ud800"], SamplingParams(max_tokens=2))
-    with pytest.raises(InvalidRequest, match="2 prompts, 3 SamplingParams"):
+    with pytest.raises(InvalidRequest, match="2 prompts, 3 values of params"):
         llm.generate(["a", "b"], [SamplingParams()] * 3)
     assert not llm.model.steps and llm.stats().num_waiting == 0
 

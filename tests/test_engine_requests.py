@@ -153,7 +153,7 @@ def test_cancelling_at_any_point_frees_all_and_touches_nobody_else(tiny_llm, tin
             llm.step()
         for _ in range(1 + round_number % 2):
             llm.cancel(streams[victim].output.request_id)
-        victim_held = [r for r in llm.attention.caches if r.request_id == streams[victim].output.request_id]
+        victim_held = streams[victim]._submission.choices[0].request.table.blocks
         assert victim_held == [] and streams[victim].output.outputs[0].finish_reason is not None
         for index, (prompt, stream) in enumerate(zip(prompts, streams, strict=True)):
             tokens = [token for piece in stream for token in piece.token_ids]
@@ -215,6 +215,6 @@ def test_bad_chats_are_refused_by_index_and_nothing_runs(script_llm):
 def test_an_empty_list_of_params_is_not_no_params(script_llm):
     """One prompt and no SamplingParams in a list are a mismatch, not the defaults."""
     llm = script_llm([65])
-    with pytest.raises(InvalidRequest, match="1 prompts, 0 SamplingParams"):
+    with pytest.raises(InvalidRequest, match="1 prompts, 0 values of params"):
         llm.generate(["a"], [])
     assert llm.generate([], []) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -58,45 +57,6 @@ def test_the_output_of_contiguous_caches_for_any_mix_of_prompts_chunks_and_decod
         for index, width in zip(chosen, widths, strict=True):
             lengths[index] += width
     assert max(lengths) > 20 and paged.num_tokens >= sum(lengths)
-
-
-def test_workloads_with_shared_prefixes_give_the_tokens_of_the_simplest_loop(tiny_model, byte_tok, simplest):
-    """Paged, prefix-cached, chunked, preempted, evicted, cancelled: greedy and seeded tokens as in the loop."""
-    counts: Counter[str] = Counter()
-    for seed in range(150):
-        draw = random.Random(seed)
-        size, places = draw.choice((1, 2, 4)), draw.randint(1, 5)
-        llm = paged_llm(tiny_model, byte_tok, blocks=draw.randint(10, 40) // size + 2, size=size, max_num_seqs=places,
-                        max_num_batched_tokens=places + draw.choice((1, 3, 8, 24)),
-                        max_prefill_chunk=draw.choice((1, 3, 8, 24)))
-        pool, streams = llm.engine.scheduler.pool, []
-        scattered(pool, draw)
-        stems = [[draw.randrange(256) for _ in range(12)] for _ in range(2)]
-        for index in range(draw.randint(3, 8)):
-            prompt = draw.choice(stems)[:draw.randint(0, 12)] + [draw.randrange(256) for _ in range(draw.randint(1, 4))]
-            params = SamplingParams(temperature=draw.choice((0.0, 0.9)), top_p=0.9, seed=index,
-                                    max_tokens=draw.randint(1, 20))
-            if len(prompt) <= pool.num_blocks * size:
-                streams.append((prompt, params, llm.stream(prompt, params)))
-            for _ in range(draw.randint(0, 3)):
-                llm.step()
-        for _, _, stream in streams:
-            if draw.random() < 0.1:
-                stream.close()
-        for prompt, params, stream in streams:
-            list(stream)
-            output, metrics = stream.output.outputs[0], stream.output.metrics
-            expected = simplest(prompt, params, pool.num_blocks * size + 1 - len(prompt))
-            if output.finish_reason == "cancelled":
-                expected = expected[:len(output.token_ids)]
-            assert output.token_ids == expected, (seed, prompt)
-            counts[output.finish_reason] += 1
-            counts["preempted"] += metrics.num_preemptions
-            counts["hits"] += metrics.num_cached_tokens > 0
-        counts["evicted"] += pool.num_evicted
-        assert llm.attention.num_tokens == 0 and not any(pool._references)
-    least = {"preempted": 200, "cancelled": 60, "length": 700, "stop": 5, "hits": 300, "evicted": 4000}
-    assert all(counts[what] >= number for what, number in least.items()), counts
 
 
 def test_nan_of_a_request_that_failed_does_not_reach_who_gets_its_block(tiny_model, byte_tok):

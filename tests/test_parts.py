@@ -155,7 +155,7 @@ def test_an_id_that_is_none_ends_its_request_alone_and_says_what_the_sampler_cho
     good, bad = (out.outputs[0] for out in llm.generate(prompts, GREEDY))
     assert good.token_ids == expected[0] and good.finish_reason == "length"
     assert bad.token_ids == expected[1][:2] and bad.finish_reason == "error"
-    assert bad.error == f"the sampler chose {odd_id!r}; an id is an int from 0 to {llm.engine.vocab_size - 1}"
+    assert bad.error == f"the sampler chose {odd_id!r}; an id is an int from 0 to {llm.engine.limits.vocab_size - 1}"
     assert tokens(llm, prompts=prompts) == expected and llm.attention.num_tokens == 0
 
 

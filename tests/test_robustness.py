@@ -108,7 +108,7 @@ def test_a_loaded_model_refuses_another_dtype_or_device(script_llm):
 @pytest.mark.parametrize("device", ["nonsense", "cuda:99", 1.5])
 def test_a_device_that_is_not_here_is_refused_before_any_file_is_read(device, tmp_path):
     """With what to do instead."""
-    from minillm.llm import load_decoder
+    from minillm.assemble import load_decoder
     with pytest.raises(ValueError, match="try device='cpu'"):
         load_decoder(tmp_path / "missing", device=device)
 

@@ -12,11 +12,12 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "minillm"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_LINE_LENGTH, ENGINE_LINES = 300, 60, 120, 4_440
+MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_LINE_LENGTH, ENGINE_LINES = 300, 60, 120, 4_600
 
 # The benchmarks: modules of a torch-free room that may import torch all the same, because they time it.
-BENCHMARKS = {"measure/bench.py", "measure/bench_kernels.py", "measure/peers.py", "measure/compare.py"}
-TORCH_FREE = ["request.py", "config.py", "errors.py", "parts.py", "submission.py", "text", "schedule",
+BENCHMARKS = {f"measure/{name}.py" for name in (
+    "bench", "bench_kernels", "peers", "compare", "bench_serving", "serving_samples", "batch_peers", "step_costs")}
+TORCH_FREE = ["request.py", "limits.py", "config.py", "errors.py", "parts.py", "submission.py", "text", "schedule",
               "cache/blocks.py", "measure"]
 
 
@@ -135,7 +136,7 @@ def test_the_engine_stays_near_4000_lines_of_code() -> None:
     engine = sum(count for name, count in lines.items() if not name.startswith("cli/"))
     assert engine <= ENGINE_LINES, f"{engine} lines of code"
     # With the command line it is over the aim already: this bound goes up only by what a new promise needs.
-    assert sum(lines.values()) <= 4_880, f"{sum(lines.values())} lines of code"
+    assert sum(lines.values()) <= 5_050, f"{sum(lines.values())} lines of code"
 
 
 def test_the_size_counter_counts_code_alone() -> None:

@@ -50,12 +50,20 @@ class PagedAttention:
 
     Args:
         dtype, device: of keys and values; ``num_bytes`` says how much they take.
+    Raises:
+        ValueError: memory cannot hold so many blocks, or some hold what was written elsewhere.
     """
 
     def __init__(self, config: ModelConfig, pool: BlockPool, *, dtype: torch.dtype, device: torch.device | str):
+        if pool.num_available < pool.num_blocks or getattr(pool, "num_cached", 0):
+            raise ValueError("this pool has blocks that another backend has written: make a new BlockPool")
         self.pool, self.windows = pool, config.windows
         shape = (config.num_layers, pool.num_blocks, pool.block_size, 2, config.num_kv_heads, config.head_dim)
-        self.buffer = torch.empty(shape, dtype=dtype, device=device)
+        try:
+            self.buffer = torch.empty(shape, dtype=dtype, device=device)
+        except RuntimeError as error:
+            raise ValueError(f"a KV cache of {pool.num_blocks} blocks of {pool.block_size} tokens does not fit into "
+                             f"memory: lower num_kv_blocks or kv_cache_memory_bytes ({error})") from error
         self._layers = [(layer.flatten(0, 1), layer) for layer in self.buffer]  # by slot, by block
         self._step: StepTensors | None = None
 

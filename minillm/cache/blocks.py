@@ -148,6 +148,11 @@ class BlockPool:
         table.blocks.clear()
         table.chains.clear()
 
+    def forget(self) -> None:
+        """Free all cached blocks, so that no later prompt matches them."""
+        while self._cached:
+            self._evict()
+
     def _evict(self) -> None:
         block = next(iter(self._cached))
         del self._cached[block], self._published[self._names.pop(block)[0]]

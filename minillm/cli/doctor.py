@@ -155,7 +155,9 @@ def check_model(args: argparse.Namespace) -> Finding:
 
     with LLM(path, dtype=args.dtype, device=args.device) as llm:
         (output,) = llm.generate("One, two,", SamplingParams(temperature=0, max_tokens=4))
-    return Finding("model", True, f"{path} answers: 'One, two,{output.outputs[0].text}'")
+        blocks, size = llm.stats().num_blocks, llm.config.block_size
+        cache = f"KV cache {llm.attention.num_bytes / 1e9:.2f} GB: {blocks * size:,} tokens in blocks of {size}"
+    return Finding("model", True, f"{path} answers: 'One, two,{output.outputs[0].text}'; {cache}")
 
 
 def _find(model: str) -> Path | None:

@@ -18,7 +18,7 @@ import torch
 from minillm.measure.card import MachineCard
 from minillm.measure.distribution import Spread
 from minillm.measure.results import cpu_model, package_versions
-from minillm.model.device import resolve_device
+from minillm.model.device import free_bytes, resolve_device
 
 _MIN_BUFFER, _DEFAULT_CACHE = 256 * 2**20, 64 * 2**20
 
@@ -149,13 +149,7 @@ def last_level_cache_bytes(device: str = "cpu") -> int:
 def _buffer_bytes(device: str, cache_bytes: int) -> int:
     """Four times the cache, so that little of one pass is left in it for the next; at most a quarter of free memory."""
     wanted = max(4 * (cache_bytes or _DEFAULT_CACHE), _MIN_BUFFER)
-    return min(wanted, max(_free_bytes(device) // 4, 2**20))
-
-
-def _free_bytes(device: str) -> int:
-    if torch.device(device).type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return _pages("SC_AVPHYS_PAGES") or 4 * 2**30  # small enough for any machine
+    return min(wanted, max(free_bytes(device) // 4, 2**20))
 
 
 def _memory_bytes(device: str) -> int:

@@ -248,3 +248,23 @@ def _duration(requests: Sequence[RequestMetrics]) -> float | None:
 
 def _over(count: float, total: float | None) -> float | None:
     return count / total if total else None
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineStats:
+    """An engine's counts since it began, and what it holds now.
+
+    ``num_cached_tokens``: of ``num_prompt_tokens``, those found in the prefix cache. ``num_blocks`` of KV cache, of
+    which ``num_free_blocks`` are free or may be evicted; ``None`` where nothing counts blocks.
+    """
+
+    num_waiting: int = 0
+    num_running: int = 0
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_preemptions: int = 0
+    num_blocks: int | None = None
+    num_free_blocks: int | None = None
+    num_finished: dict[str, int]

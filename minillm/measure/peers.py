@@ -63,8 +63,8 @@ class MinillmEngine:
     def __init__(self, model: str, dtype: str, device: str):
         from minillm import LLM
 
-        self.llm = LLM(model, dtype=dtype, device=device)
-        self.context_tokens = self.llm.engine.max_model_len
+        self.llm = LLM(model, dtype=dtype, device=device, enable_prefix_caching=False)  # each prompt is measured cold
+        self.context_tokens = self.llm.engine.limits.max_model_len
 
     def generate(self, token_ids: list[int], num_new_tokens: int) -> tuple[RequestMetrics, list[int]]:
         """See :class:`BenchEngine`; times are the engine's own."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 
@@ -18,3 +20,25 @@ def resolve_device(device: str = "auto") -> str:
         reason = str(error).partition("\n")[0]
         raise ValueError(f"device {device!r} cannot be used here; try device='cpu' ({reason})") from error
     return device
+
+
+def free_bytes(device: torch.device | str) -> int:
+    """Memory of ``device`` that can still be taken, within a container's limit; 4 GiB where nothing tells."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min([found for found in (_available_bytes(), _container_bytes()) if found is not None], default=4 * 2**30)
+
+
+def _available_bytes() -> int | None:
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):  # macOS, Windows
+        return None
+
+
+def _container_bytes(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
+    try:
+        return max(0, int((folder / "memory.max").read_text()) - int((folder / "memory.current").read_text()))
+    except (OSError, ValueError):  # no container, or "max": no limit
+        return None

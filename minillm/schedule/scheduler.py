@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import time
 from bisect import insort_left, insort_right
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, get_args
 
 from minillm.cache.blocks import BlockPool
-from minillm.config import EngineConfig
+from minillm.config import EngineConfig, SchedulingPolicy
 from minillm.request import FinishReason, Request
 from minillm.schedule.plan import ScheduledRequest, StepPlan
 
@@ -47,7 +47,7 @@ class SchedulerProtocol(Protocol):
 
 
 class Scheduler:
-    """One order by (priority, arrival), one token budget a step, blocks from one pool.
+    """One order by arrival, or by (priority, arrival), one token budget a step, blocks from one pool.
 
     A step is planned in two passes. First a token for every running request that is one behind, so that no prompt
     holds up an answer; then a chunk of at most ``max_prefill_chunk`` for those further behind, so that no prompt takes
@@ -65,16 +65,22 @@ class Scheduler:
         chunked: whether a prompt may be read in several steps. Else ``max_prefill_chunk`` means nothing, and a prompt
             must fit the budget beside ``max_num_seqs`` tokens (``max_whole_prompt``).
         watermark: blocks that admission leaves free while anything runs; default 1 % of the pool, at least one.
+        policy: ``"priority"`` heeds ``Request.priority``, lower values first; ``"fcfs"`` does not.
+        clock: tells the seconds of ``Request.admitted_s`` and ``finished_s``; a simulation has its own.
     Raises:
-        ValueError: a budget that leaves no token for prompts, a size below 1.
+        ValueError: a budget that leaves no token for prompts, a size below 1, an unknown policy.
     """
 
     def __init__(self, pool: BlockPool, *, max_num_seqs: int = 8, max_num_batched_tokens: int = 2048,
-                 max_prefill_chunk: int = 512, chunked: bool = True, watermark: int | None = None):
+                 max_prefill_chunk: int = 512, chunked: bool = True, watermark: int | None = None,
+                 policy: SchedulingPolicy = "fcfs", clock: Callable[[], float] = time.perf_counter):
         if max_num_batched_tokens <= max_num_seqs or min(max_num_seqs, max_prefill_chunk) < 1:
             raise ValueError(
                 f"max_num_batched_tokens ({max_num_batched_tokens}) must be above max_num_seqs ({max_num_seqs}), or no "
                 f"prompt advances while others decode; both and max_prefill_chunk ({max_prefill_chunk}) at least 1")
+        if policy not in get_args(SchedulingPolicy):
+            raise ValueError(f"policy must be 'fcfs' or 'priority', got {policy!r}")
+        self.policy, self.clock = policy, clock
         self.pool, self.max_num_seqs, self.max_num_batched_tokens = pool, max_num_seqs, max_num_batched_tokens
         self.max_whole_prompt = None if chunked else max_num_batched_tokens - max_num_seqs
         self.max_prefill_chunk = max_prefill_chunk if chunked else max_num_batched_tokens
@@ -86,12 +92,11 @@ class Scheduler:
         self._budget = 0
 
     @classmethod
-    def of(cls, config: EngineConfig, max_model_len: int) -> Scheduler:
-        """A scheduler and its pool by the engine's options, for requests of at most ``max_model_len`` tokens."""
-        num_blocks = config.num_kv_blocks or config.max_num_seqs * -(-max_model_len // config.block_size)
-        return cls(BlockPool(num_blocks, config.block_size, caching=False), max_num_seqs=config.max_num_seqs,
-                   max_num_batched_tokens=config.max_num_batched_tokens, max_prefill_chunk=config.max_prefill_chunk,
-                   chunked=config.enable_chunked_prefill)
+    def of(cls, config: EngineConfig, pool: BlockPool) -> Scheduler:
+        """The scheduler of the engine's options."""
+        return cls(pool, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens,
+                   max_prefill_chunk=config.max_prefill_chunk, chunked=config.enable_chunked_prefill,
+                   policy=config.scheduling_policy)
 
     def why_never(self, num_tokens: int) -> str:
         """Why a prompt of so many tokens can never run, and what to do; ``""`` when it can."""
@@ -105,13 +110,13 @@ class Scheduler:
         return ""
 
     def add(self, request: Request) -> None:
-        """Queue by (priority, arrival): a lower priority value goes first, and equals keep their order.
+        """Queue by the policy; equals keep their order.
 
         It may grow to one token more than the pool holds: the newest needs no room until it is computed.
         """
         most = self.pool.num_blocks * self.pool.block_size + 1
         request.max_total_tokens = min(request.max_total_tokens, most)
-        insort_right(self.waiting, request, key=_place)
+        insort_right(self.waiting, request, key=self._place)
 
     def schedule(self) -> StepPlan:
         """See :class:`SchedulerProtocol`."""
@@ -165,7 +170,7 @@ class Scheduler:
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         self.num_preempted += 1
-        insort_left(self.waiting, request, key=_place)  # before its equals: it came earlier than they
+        insort_left(self.waiting, request, key=self._place)  # before its equals: it came earlier than they
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.max_num_seqs and self._budget:
@@ -179,8 +184,8 @@ class Scheduler:
                 return
             del self.waiting[0]
             if request.admitted_s is None:
-                request.admitted_s = time.perf_counter()
-            insort_right(self.running, request, key=_place)
+                request.admitted_s = self.clock()
+            insort_right(self.running, request, key=self._place)
             self._plan_chunk(request)
 
     def commit(self, plan: StepPlan, token_ids: Sequence[int]) -> None:
@@ -212,9 +217,8 @@ class Scheduler:
                 queue.remove(request)
         self.pool.release(request.table)
         if not request.is_finished:
-            request.stop_reason, request.error, request.finished_s = stop_reason, error, time.perf_counter()
+            request.stop_reason, request.error, request.finished_s = stop_reason, error, self.clock()
             request.finish_reason = reason
 
-
-def _place(request: Request) -> tuple[int, float]:
-    return request.priority, request.arrival_s
+    def _place(self, request: Request) -> tuple[int, float]:
+        return request.priority if self.policy == "priority" else 0, request.arrival_s

@@ -221,10 +221,10 @@ def test_a_card_measures_every_ceiling(monkeypatch):
 
 
 def test_the_read_buffer_is_far_larger_than_the_cache_but_leaves_memory_free(monkeypatch):
-    monkeypatch.setattr(bench, "_free_bytes", lambda _: 8 * 2**30)
+    monkeypatch.setattr(bench, "free_bytes", lambda _: 8 * 2**30)
     assert bench._buffer_bytes("cpu", 260 * 2**20) == 1040 * 2**20
     assert bench._buffer_bytes("cpu", 0) >= 256 * 2**20
-    monkeypatch.setattr(bench, "_free_bytes", lambda _: 2**30)
+    monkeypatch.setattr(bench, "free_bytes", lambda _: 2**30)
     assert bench._buffer_bytes("cpu", 260 * 2**20) == 2**28
 
 

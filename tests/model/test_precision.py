@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from minillm import LLM, SamplingParams
+from minillm.assemble import load_decoder
 from minillm.attention.base import StepTensors
 from minillm.attention.torch_backend import UncachedAttention
-from minillm.llm import load_decoder
 from minillm.model.decoder import Decoder
 from minillm.model.hub import resolve
 

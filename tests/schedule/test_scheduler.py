@@ -97,7 +97,8 @@ def test_a_finished_request_gets_no_token():
 def test_priority_goes_before_arrival_and_equals_keep_their_order():
     """Lower priority values first, then arrival."""
     late, early, urgent = make(2, 1, 1), make(1, 1, 1), make(3, 1, 1, priority=-1)
-    scheduler = scheduler_of(late, early, urgent, max_num_seqs=1)
+    assert scheduler_of(late, early, urgent).waiting == [early, late, urgent]  # first come, first served
+    scheduler = scheduler_of(late, early, urgent, max_num_seqs=1, policy="priority")
     assert scheduler.waiting == [urgent, early, late]
     assert scheduler.schedule().scheduled[0].request is urgent
 

@@ -1,0 +1,92 @@
+"""What the engine is put together from: the model, and a scheduler and attention over one pool of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from minillm.attention.base import AttentionBackend
+from minillm.attention.paged import PagedAttention
+from minillm.attention.torch_backend import ContiguousAttention
+from minillm.cache.blocks import BlockPool
+from minillm.config import EngineConfig
+from minillm.model.config import load_config
+from minillm.model.decoder import Decoder
+from minillm.model.device import free_bytes, resolve_device
+from minillm.model.weights import load_weights
+from minillm.schedule.scheduler import Scheduler, SchedulerProtocol
+
+# What a pool and a scheduler are made of: given together with a part that brings its own, such an option would be
+# ignored.
+POOL_OPTIONS = ("block_size", "num_kv_blocks", "kv_cache_memory_bytes", "enable_prefix_caching")
+SCHEDULER_OPTIONS = ("max_num_seqs", "max_num_batched_tokens", "max_prefill_chunk", "enable_chunked_prefill",
+                     "scheduling_policy")
+# Of the memory that is free once the weights are loaded. A CPU's is shared with whatever else runs.
+SHARE_OF_FREE = {"cpu": 0.25, "cuda": 0.8}
+
+
+def assemble(config: EngineConfig, given: Collection[str], model: Decoder, max_model_len: int,
+             scheduler: SchedulerProtocol | None, attention: AttentionBackend | None,
+             ) -> tuple[SchedulerProtocol, AttentionBackend]:
+    """The scheduler and the attention backend; ``given`` names the options that the caller set.
+
+    A backend with a ``pool`` is paged: the scheduler hands out the blocks of that pool. A backend without keeps its
+    caches by sequence, so blocks are only counted and nothing is shared; so does a scheduler without a ``pool``, for
+    which there are no blocks at all.
+
+    Raises:
+        ValueError: an option that a part of the caller's own makes meaningless, or two parts over different pools.
+    """
+    pool = getattr(attention, "pool", None) if scheduler is None else getattr(scheduler, "pool", None)
+    taken = {"scheduler": SCHEDULER_OPTIONS} if scheduler is not None else {}
+    if scheduler is not None or pool is not None:
+        taken["scheduler or attention_backend"] = POOL_OPTIONS
+    elif attention is not None and config.enable_prefix_caching and "enable_prefix_caching" in given:
+        raise ValueError("enable_prefix_caching needs an attention_backend over a pool of blocks: leave it out")
+    for part, options in taken.items():
+        if clash := [name for name in options if name in given]:
+            raise ValueError(f"{clash[0]} is what your own {part} brings: set it there")
+    if pool is None and scheduler is None:
+        caching = config.enable_prefix_caching and attention is None
+        pool = BlockPool(num_blocks(config, model, max_model_len), config.block_size, caching=caching)
+    if attention is not None and getattr(attention, "pool", pool) is not pool:
+        raise ValueError("scheduler and attention_backend are over different pools: give both the same one")
+    if attention is None:
+        options = {"dtype": model.dtype, "device": model.device}
+        attention = ContiguousAttention(model.config, **options) if pool is None else \
+            PagedAttention(model.config, pool, **options)
+    return Scheduler.of(config, pool) if scheduler is None else scheduler, attention
+
+
+def num_blocks(config: EngineConfig, model: Decoder, max_model_len: int) -> int:
+    """Blocks of KV cache by the options: their number, or what a memory budget holds.
+
+    Without either, as many as ``max_num_seqs`` requests of ``max_model_len`` tokens can use, but not more than a share
+    of the free memory (:data:`SHARE_OF_FREE`), and enough for one such request.
+
+    Raises:
+        ValueError: ``kv_cache_memory_bytes`` holds not even one block.
+    """
+    if config.num_kv_blocks is not None:
+        return config.num_kv_blocks
+    each = block_bytes(model, config.block_size)
+    if config.kv_cache_memory_bytes is not None:
+        if config.kv_cache_memory_bytes < each:
+            raise ValueError(f"kv_cache_memory_bytes {config.kv_cache_memory_bytes} holds no block: one of "
+                             f"{config.block_size} tokens takes {each} bytes")
+        return config.kv_cache_memory_bytes // each
+    one = -(-max_model_len // config.block_size)
+    device = model.device.type if hasattr(model.device, "type") else str(model.device).partition(":")[0]
+    budget = int(free_bytes(model.device) * SHARE_OF_FREE.get(device, SHARE_OF_FREE["cpu"]))
+    return max(one, min(config.max_num_seqs * one, budget // each))
+
+
+def block_bytes(model: Decoder, block_size: int) -> int:
+    """Keys and values of ``block_size`` tokens in all layers, in bytes."""
+    config = model.config
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * model.dtype.itemsize * block_size
+
+def load_decoder(path: Path, *, dtype: str = "auto", device: str = "auto") -> Decoder:
+    """The decoder of a resolved folder or ``.gguf`` file, on ``device``, see :func:`resolve_device`."""
+    device, config = resolve_device(device), load_config(path)
+    return Decoder.from_weights(config, load_weights(path, config), dtype=dtype, device=device)
