@@ -15,11 +15,12 @@ from minillm.request import CompletionOutput, Logprob, RequestOutput, SamplingPa
 if TYPE_CHECKING:
     from minillm.engine import Engine
     from minillm.llm import LLM
+    from minillm.serve.async_llm import AsyncLLM
 
 __version__ = "0.1.0"
 __all__ = [
-    "LLM", "Engine", "SamplingParams", "RequestOutput", "CompletionOutput", "Logprob", "ScoreOutput", "StreamPiece",
-    "InvalidRequest", "QueueFull", "ModelError", "DownloadError", "EngineDead", "__version__",
+    "LLM", "AsyncLLM", "Engine", "SamplingParams", "RequestOutput", "CompletionOutput", "Logprob", "ScoreOutput",
+    "StreamPiece", "InvalidRequest", "QueueFull", "ModelError", "DownloadError", "EngineDead", "__version__",
 ]
 # How long an idle thread of GNU OpenMP spins before it sleeps; read when torch loads. Its own default is 30 times as
 # long: no faster on an idle machine, and where other work takes a core, threads that spin keep those from running that
@@ -27,7 +28,7 @@ __all__ = [
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-_LAZY = {"LLM": "minillm.llm", "Engine": "minillm.engine"}
+_LAZY = {"LLM": "minillm.llm", "Engine": "minillm.engine", "AsyncLLM": "minillm.serve.async_llm"}
 
 
 def __getattr__(name: str) -> Any:

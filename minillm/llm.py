@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +13,20 @@ from minillm.assemble import assemble, load_decoder
 from minillm.attention.base import AttentionBackend
 from minillm.config import EngineConfig
 from minillm.engine import Engine
-from minillm.errors import InvalidRequest, ModelError
+from minillm.errors import ModelError
 from minillm.limits import Limits
 from minillm.measure.metrics import EngineStats
 from minillm.measure.trace import Trace
 from minillm.model.decoder import Decoder
 from minillm.model.hub import DEFAULT_MODEL, resolve
 from minillm.parts import check_part
-from minillm.request import RequestOutput, SamplingParams, ScoreOutput, StreamPiece, as_token_id
+from minillm.prompts import Job, Messages, OneOrEach, Prompt, Prompts
+from minillm.request import RequestOutput, SamplingParams, ScoreOutput, StreamPiece
 from minillm.runner import Runner
 from minillm.sample import Sampler, SamplerProtocol
 from minillm.schedule.scheduler import SchedulerProtocol
 from minillm.submission import Submission
-from minillm.text.chat import encode_chat
 from minillm.text.tokenizer import Tokenizer, load_tokenizer
-
-Message = Mapping[str, Any]
-Prompt = str | Sequence[int]
 
 
 class LLM:
@@ -83,6 +79,7 @@ class LLM:
                         getattr(scheduler, "policy", None) != "fcfs")
         runner = Runner(model, self.attention, Sampler(vocab_size) if sampler is None else sampler)
         self.engine = Engine(runner, scheduler, tokenizer, self.config, limits)
+        self.prompts = Prompts(tokenizer, limits)
 
     def _check_loaded(self, model: Decoder) -> None:
         """Options that a model already loaded can no longer follow are refused, not ignored."""
@@ -90,8 +87,7 @@ class LLM:
             if (asked := getattr(self.config, name)) not in ("auto", own, own.partition(":")[0]):
                 raise ValueError(f"{name}={asked!r}, but this model is loaded as {own!r}: leave {name} out")
 
-    def generate(self, prompts: Prompt | Sequence[Prompt],
-                 params: SamplingParams | Sequence[SamplingParams] | None = None, *,
+    def generate(self, prompts: Prompt | Sequence[Prompt], params: OneOrEach = None, *,
                  priority: int | Sequence[int] = 0) -> list[RequestOutput]:
         """Complete every prompt; one output a prompt, in order. A prompt is text or token ids.
 
@@ -101,24 +97,19 @@ class LLM:
             InvalidRequest: naming the first bad prompt's index; nothing has run then.
             QueueFull: they are more than ``max_waiting`` allows; those queued before are cancelled.
         """
-        return self._run(_listed(prompts), self._encode, params, priority)
+        return self._run(self.prompts.listed(prompts, params, priority))
 
-    def chat(self, messages: Sequence[Message] | Sequence[Sequence[Message]],
-             params: SamplingParams | Sequence[SamplingParams] | None = None, *, priority: int | Sequence[int] = 0,
-             add_generation_prompt: bool = True, continue_final_message: bool = False) -> list[RequestOutput]:
+    def chat(self, messages: Messages | Sequence[Messages], params: OneOrEach = None, *,
+             priority: int | Sequence[int] = 0, add_generation_prompt: bool = True,
+             continue_final_message: bool = False) -> list[RequestOutput]:
         """Answer a conversation, or several: messages ``{"role": ..., "content": ...}`` through the chat template."""
-        several = isinstance(messages, (list, tuple)) and messages and not isinstance(messages[0], Mapping)
-        listed = list(messages) if several else [messages]
-        return self._run(listed, partial(self._encode_chat, add_generation_prompt=add_generation_prompt,
-                                         continue_final_message=continue_final_message), params, priority)
+        return self._run(self.prompts.chats(messages, params, priority, add_generation_prompt=add_generation_prompt,
+                                            continue_final_message=continue_final_message))
 
-    def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None, *,
+    def stream(self, prompt: Prompt | Messages, params: SamplingParams | None = None, *,
                priority: int = 0) -> Stream:
         """Text as it is made, for one prompt (text, ids, or the messages of a chat). ``close()`` cancels."""
-        is_chat = isinstance(prompt, (list, tuple)) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
-        arrival_s, params = time.perf_counter(), _checked(params)
-        text, ids = (self._encode_chat if is_chat else self._encode)(prompt)
-        return self._start(text, ids, params, priority, arrival_s, arrival_s, time.perf_counter())
+        return self._start(self.prompts.one(prompt, params, priority))
 
     def score(self, texts: Prompt | Sequence[Prompt]) -> list[ScoreOutput]:
         """The log-probability of each token of given texts under the raw model. Reads no prefix cache.
@@ -126,16 +117,7 @@ class LLM:
         Raises:
             InvalidRequest: naming the index of a text that is empty or longer than the context.
         """
-        encoded, limits = [], self.engine.limits
-        for index, text in enumerate(_listed(texts)):
-            with _naming(f"text {index}"):
-                ids = [as_token_id(token_id) for token_id in self._encode(text)[1]]
-                limits.ids("prompt", ids)
-                if not 0 < len(ids) <= limits.max_model_len:
-                    raise InvalidRequest(f"it has {len(ids)} tokens; from 1 to {limits.max_model_len} can be scored",
-                                         "prompt")
-                encoded.append(ids)
-        return [ScoreOutput(ids, [None, *self.engine.score(ids)]) for ids in encoded]
+        return [ScoreOutput(ids, [None, *self.engine.score(ids)]) for ids in self.prompts.texts(texts)]
 
     def cancel(self, *request_ids: str) -> None:
         """Cancel the requests named, by the ``request_id`` of their outputs; see :meth:`Engine.cancel`."""
@@ -177,32 +159,10 @@ class LLM:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt)
-        return None, _members(prompt, "a prompt is text or a list of token ids")
-
-    def _encode_chat(self, messages: Sequence[Message], **options: bool) -> tuple[str, list[int]]:
-        ids = encode_chat(self.tokenizer, messages, **options)
-        return self.tokenizer.decode(ids), ids
-
-    def _run(self, prompts: Sequence[Any], encode: Callable[[Any], tuple[str | None, list[int]]],
-             params: SamplingParams | Sequence[SamplingParams] | None,
-             priority: int | Sequence[int]) -> list[RequestOutput]:
-        """Encode and validate everything, and only then submit and drive it to the end."""
-        arrival_s, limits = time.perf_counter(), self.engine.limits
-        listed = _one_each("params", params, len(prompts)), _one_each("priority", priority, len(prompts))
-        jobs, start_s = [], arrival_s
-        for index, (prompt, own, place) in enumerate(zip(prompts, *listed, strict=True)):
-            with _naming(f"prompt {index}"):
-                text, ids = encode(prompt)
-                own = _checked(own)
-                ids, place = limits.prompt(ids, own), limits.priority(place)
-                jobs.append((text, ids, own, place, arrival_s, start_s, time.perf_counter()))
-                start_s = time.perf_counter()
+    def _run(self, jobs: Sequence[Job]) -> list[RequestOutput]:
         streams: list[Stream] = []
         try:
-            streams += (self._start(*job) for job in jobs)
+            streams += map(self._start, jobs)
             for stream in streams:
                 deque(stream, maxlen=0)
         except BaseException:
@@ -211,14 +171,8 @@ class LLM:
             raise
         return [stream.output for stream in streams]
 
-    def _start(self, text: str | None, ids: list[int], params: SamplingParams, priority: int, arrival_s: float,
-               start_s: float, end_s: float) -> Stream:
-        """Submit a prompt whose tokenizing took from ``start_s`` to ``end_s``."""
-        stream = Stream(self.engine, self.engine.submit(ids, params, prompt=text, arrival_s=arrival_s,
-                                                        priority=priority))
-        for stage, *times in (("arrive", arrival_s, arrival_s), ("tokenize", start_s, end_s)):
-            self.engine.span(stage, *times, stream._submission.choices[0].request)
-        return stream
+    def _start(self, job: Job) -> Stream:
+        return Stream(self.engine, job.submit(self.engine))
 
 
 class Stream(Iterator[StreamPiece]):
@@ -250,46 +204,3 @@ class Stream(Iterator[StreamPiece]):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _listed(prompts: object) -> list[Any]:
-    """One prompt (text, or ids in anything that can be indexed) or several, as a list of prompts."""
-    if isinstance(prompts, str):
-        return [prompts]
-    listed = _members(prompts, "prompts are text, a list of token ids, or a list of such prompts")
-    of_ids = listed and hasattr(listed[0], "__index__") and not getattr(listed[0], "ndim", 0)
-    return [listed] if of_ids and hasattr(prompts, "__getitem__") else listed
-
-
-def _members(value: object, wanted: str) -> list[Any]:
-    """The members of a list, an array or a generator; of nothing else that Python happens to iterate over."""
-    try:
-        if isinstance(value, (bytes, bytearray, memoryview, Mapping, Set)):
-            raise TypeError
-        members = iter(value)
-    except TypeError:
-        raise InvalidRequest(f"{wanted}, got {value!r}", "prompt") from None
-    return list(members)
-
-
-def _one_each(name: str, given: object, count: int) -> Sequence[Any]:
-    """What was given for each of ``count`` prompts, or the one value for all of them."""
-    listed = given if isinstance(given, (list, tuple)) else [given] * count
-    if len(listed) != count:
-        raise InvalidRequest(f"{count} prompts, {len(listed)} values of {name}: give one, or as many", name)
-    return listed
-
-
-def _checked(params: SamplingParams | None) -> SamplingParams:
-    if params is not None and not isinstance(params, SamplingParams):
-        raise InvalidRequest(f"params must be SamplingParams(...), got {params!r}", "params")
-    return params or SamplingParams()
-
-
-@contextmanager
-def _naming(what: str) -> Iterator[None]:
-    """Put ``what`` in front of an :class:`InvalidRequest`'s message."""
-    try:
-        yield
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{what}: {error}", error.param) from None

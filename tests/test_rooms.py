@@ -17,8 +17,11 @@ MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_LINE_LENGTH, ENGINE_LINES = 300, 60, 1
 # The benchmarks: modules of a torch-free room that may import torch all the same, because they time it.
 BENCHMARKS = {f"measure/{name}.py" for name in (
     "bench", "bench_kernels", "peers", "compare", "bench_serving", "serving_samples", "batch_peers", "step_costs")}
-TORCH_FREE = ["request.py", "limits.py", "config.py", "errors.py", "parts.py", "submission.py", "text", "schedule",
-              "cache/blocks.py", "measure"]
+# What records, replays and simulates schedules: the engine runs without it, so it has a bound of its own.
+SIMULATION = {"schedule/history.py", "schedule/recording.py", "schedule/replay.py", "schedule/fork.py",
+              "schedule/drive.py", "measure/workload.py", "measure/simulate.py", "cli/simulate.py"}
+TORCH_FREE = ["request.py", "limits.py", "config.py", "errors.py", "parts.py", "prompts.py", "submission.py", "text",
+              "schedule", "cache/blocks.py", "measure"]
 
 
 def named(path: Path) -> str:
@@ -133,6 +136,8 @@ def test_the_engine_stays_near_4000_lines_of_code() -> None:
     outside = ("course/", "serve/")
     counted = [path for path in MODULES if not named(path).startswith(outside) and named(path) not in BENCHMARKS]
     lines = {named(path): code_lines(path.read_text("utf-8")) for path in counted}
+    simulation = sum(lines.pop(name, 0) for name in SIMULATION)
+    assert simulation <= 830, f"{simulation} lines of code"
     engine = sum(count for name, count in lines.items() if not name.startswith("cli/"))
     assert engine <= ENGINE_LINES, f"{engine} lines of code"
     # With the command line it is over the aim already: this bound goes up only by what a new promise needs.
