@@ -262,8 +262,8 @@ class Engine:
 
     def reset_prefix_cache(self) -> None:
         """Forget what finished requests have left in the prefix cache; a no-op where there is none."""
-        if (pool := getattr(self.scheduler, "pool", None)) is not None:
-            self._exclusively(pool.forget)
+        if (forget := getattr(getattr(self.scheduler, "pool", None), "forget", None)) is not None:
+            self._exclusively(forget)
 
     def stats(self) -> EngineStats:
         """A snapshot of the counters."""

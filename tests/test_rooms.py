@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "minillm"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_LINE_LENGTH, ENGINE_LINES = 300, 60, 120, 4_600
+MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_LINE_LENGTH, ENGINE_LINES = 300, 60, 120, 4_660
 
 # The benchmarks: modules of a torch-free room that may import torch all the same, because they time it.
 BENCHMARKS = {f"measure/{name}.py" for name in (

@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from minillm.attention.base import StepTensors
 from minillm.attention.torch_backend import causal_attention
-from minillm.cache.blocks import BlockPool
+from minillm.cache.blocks import PoolProtocol
 from minillm.model.config import ModelConfig
 
 
@@ -54,7 +54,7 @@ class PagedAttention:
         ValueError: memory cannot hold so many blocks, or some hold what was written elsewhere.
     """
 
-    def __init__(self, config: ModelConfig, pool: BlockPool, *, dtype: torch.dtype, device: torch.device | str):
+    def __init__(self, config: ModelConfig, pool: PoolProtocol, *, dtype: torch.dtype, device: torch.device | str):
         if pool.num_available < pool.num_blocks or getattr(pool, "num_cached", 0):
             raise ValueError("this pool has blocks that another backend has written: make a new BlockPool")
         self.pool, self.windows = pool, config.windows

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 Name = tuple[int, tuple[int, ...]]
 """What a published block holds: the number of the chain before it (0: nothing), and its own tokens."""
@@ -34,6 +35,37 @@ class BlockTable:
     blocks: list[int] = field(default_factory=list)
     chains: list[int] = field(default_factory=list)
     claim: Name | None = None
+
+
+class PoolProtocol(Protocol):
+    """What a scheduler and paged attention ask of a pool, :class:`BlockPool`'s or your own.
+
+    Without a prefix cache ``caching`` is False, ``match`` finds nothing (0 tokens), ``may_write`` is always True and
+    ``publish`` does nothing.
+    """
+
+    num_blocks: int
+    block_size: int
+    caching: bool
+    num_available: int
+
+    def num_missing(self, table: BlockTable, num_tokens: int) -> int:
+        """See :meth:`BlockPool.num_missing`."""
+
+    def match(self, table: BlockTable, token_ids: Sequence[int]) -> int:
+        """See :meth:`BlockPool.match`."""
+
+    def may_write(self, table: BlockTable, token_ids: Sequence[int]) -> bool:
+        """See :meth:`BlockPool.may_write`."""
+
+    def allocate(self, table: BlockTable, num_tokens: int) -> bool:
+        """See :meth:`BlockPool.allocate`."""
+
+    def publish(self, table: BlockTable, token_ids: Sequence[int], num_written: int) -> None:
+        """See :meth:`BlockPool.publish`."""
+
+    def release(self, table: BlockTable) -> None:
+        """See :meth:`BlockPool.release`."""
 
 
 class BlockPool:

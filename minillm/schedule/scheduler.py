@@ -16,7 +16,7 @@ from bisect import insort_left, insort_right
 from collections.abc import Callable, Sequence
 from typing import Protocol, get_args
 
-from minillm.cache.blocks import BlockPool
+from minillm.cache.blocks import PoolProtocol
 from minillm.config import EngineConfig, SchedulingPolicy
 from minillm.request import FinishReason, Request
 from minillm.schedule.plan import ScheduledRequest, StepPlan
@@ -71,7 +71,7 @@ class Scheduler:
         ValueError: a budget that leaves no token for prompts, a size below 1, an unknown policy.
     """
 
-    def __init__(self, pool: BlockPool, *, max_num_seqs: int = 8, max_num_batched_tokens: int = 2048,
+    def __init__(self, pool: PoolProtocol, *, max_num_seqs: int = 8, max_num_batched_tokens: int = 2048,
                  max_prefill_chunk: int = 512, chunked: bool = True, watermark: int | None = None,
                  policy: SchedulingPolicy = "fcfs", clock: Callable[[], float] = time.perf_counter):
         if max_num_batched_tokens <= max_num_seqs or min(max_num_seqs, max_prefill_chunk) < 1:
@@ -92,7 +92,7 @@ class Scheduler:
         self._budget = 0
 
     @classmethod
-    def of(cls, config: EngineConfig, pool: BlockPool) -> Scheduler:
+    def of(cls, config: EngineConfig, pool: PoolProtocol) -> Scheduler:
         """The scheduler of the engine's options."""
         return cls(pool, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens,
                    max_prefill_chunk=config.max_prefill_chunk, chunked=config.enable_chunked_prefill,

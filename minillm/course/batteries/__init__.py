@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from minillm.parts import check_part
 
 if TYPE_CHECKING:
+    from minillm.cache.blocks import PoolProtocol
     from minillm.cache.kv import SequenceCache
     from minillm.sample import SamplerProtocol
+    from minillm.schedule.scheduler import SchedulerProtocol
     from minillm.text.tokenizer import Tokenizer
 
 SAMPLER_CLAIMS = frozenset({"greedy", "temperature", "top_k", "top_p", "min_p", "penalties", "seed", "nan"})
@@ -85,6 +87,34 @@ def prove_cache(make_cache: Callable[..., SequenceCache]) -> None:
     from minillm.course.batteries.cache import cases
 
     _hold("cache", cases(make_cache))
+
+
+def prove_scheduler(make_scheduler: Callable[[int], SchedulerProtocol]) -> None:
+    """Prove a scheduler that hands out no blocks, made as ``make_scheduler(max_num_seqs)``: every request gets the
+    tokens of the simplest loop, each that lacks one token is in every step, places are taken in order of arrival and
+    as soon as they are free, and who is finished or cancelled is gone.
+
+    Raises:
+        BatteryFailure: showing the smallest case that fails.
+    """
+    from minillm.course.batteries.batching import scheduler_cases
+
+    _hold("scheduler", scheduler_cases(make_scheduler))
+
+
+def prove_pool(make_pool: Callable[[int, int], PoolProtocol], *, caching: bool = False) -> None:
+    """Prove a pool of blocks, made as ``make_pool(num_blocks, block_size)``, under minillm's own scheduler: no block is
+    in two tables, none is lost, every request gets the tokens of the simplest loop through preemption and refusal.
+
+    With ``caching`` blocks may be shared, and as many prompt tokens must be found as in minillm's own pool while
+    nothing is evicted; a block that was overwritten or belongs to other text gives wrong tokens.
+
+    Raises:
+        BatteryFailure: showing the smallest case that fails.
+    """
+    from minillm.course.batteries.batching import pool_cases
+
+    _hold("pool", pool_cases(make_pool, caching))
 
 
 def _hold(name: str, cases: Iterable[Case]) -> None:

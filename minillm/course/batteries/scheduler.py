@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,9 +100,11 @@ class Replay:
     workload: Workload
     counts: Counter[str] = field(default_factory=Counter)
 
-    def run(self, make_scheduler: Any = Scheduler, most_steps: int = 3000) -> Counter[str]:
-        """Run to the end; ``AssertionError`` names the promise that was broken."""
-        pool = BlockPool(**self.workload.pool)
+    def run(self, make_scheduler: Any = Scheduler, most_steps: int = 3000, *, make_pool: Any = BlockPool,
+            check: Callable[..., None] | None = None) -> Counter[str]:
+        """Run to the end; ``AssertionError`` names the promise that was broken. ``check(pool, tables)`` is called after
+        each step; :func:`check_pool` looks into minillm's own pool."""
+        pool, check = make_pool(**self.workload.pool), check or check_pool
         scheduler = make_scheduler(pool, **self.workload.options)
         machine, requests, waiting = Machine(pool.block_size), [], list(self.workload.arrivals)
         for step in range(most_steps):
@@ -112,7 +114,7 @@ class Replay:
                     scheduler.add(request)
             if scheduler.waiting or scheduler.running:
                 self._step(scheduler, machine, requests)
-                check_pool(pool, [request.table for request in requests])
+                check(pool, [request.table for request in requests])
                 for request in requests:
                     assert not (request.is_finished and request.table.blocks), "a finished request holds blocks"
                     room = len(request.table.blocks) * pool.block_size
@@ -123,9 +125,10 @@ class Replay:
         assert pool.num_available == pool.num_blocks, "idle, and blocks are not all free"
         for request in requests:
             self._check_end(request)
-        self.counts["evictions"] += pool.num_evicted
+        self.counts["evictions"] += getattr(pool, "num_evicted", 0)
         self.counts["preemptions"] += sum(request.num_preemptions for request in requests)
         self.counts["preempted twice"] += sum(request.num_preemptions > 1 for request in requests)
+        self.counts["cached tokens"] += sum(request.num_cached_tokens for request in requests)
         self.counts["hits"] += sum(request.num_cached_tokens > 0 for request in requests)
         return self.counts
 
@@ -173,7 +176,7 @@ class Replay:
         assert len(scheduler.running) <= scheduler.max_num_seqs, "too many run"
         assert plan.num_tokens <= scheduler.max_num_batched_tokens, "over the token budget"
         for item in plan.scheduled:
-            assert item.start == item.request.num_computed_tokens and item.num_tokens > 0
+            assert item.start == item.request.num_computed_tokens and item.num_tokens > 0, "nothing left to compute"
             assert item.num_tokens <= scheduler.max_prefill_chunk, "a chunk is too long"
             assert len(item.request.table.blocks) * scheduler.pool.block_size >= item.end, "no room for its tokens"
         if scheduler.pool.caching:
