@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from minillm.measure.hardware import Hardware
-from minillm.measure.report import kv_bytes_read
 from minillm.model.config import ModelConfig
 
 
@@ -162,9 +161,8 @@ def mixed_step_cost(config: ModelConfig, sequences: Mapping[tuple[int, int], int
     """
     form, sizes = format_of(dtype), parameters(config)
     rows = sum(num_new * count for (num_new, _), count in sequences.items())
-    read = sum(count * kv_bytes_read(config, context, form.kv_bytes) for (_, context), count in sequences.items())
-    pairs = sum(count * layers * attended_pairs(num_new, context, window) for (num_new, context), count
-                in sequences.items() for window, layers in Counter(config.windows).items())
+    cached, pairs = _attended(config, sequences)
+    read = 2 * config.num_kv_heads * config.head_dim * form.kv_bytes * cached
     woken = experts_woken(config.num_experts, config.num_experts_per_token, rows)
     mlp, mlp_flops = _mlp_weights(config, woken), 2 * rows * _mlp_weights(config, config.num_experts_per_token)
     pair_flops = 4 * config.num_heads * config.head_dim  # two products of a query and a key, or value
@@ -179,6 +177,16 @@ def mixed_step_cost(config: ModelConfig, sequences: Mapping[tuple[int, int], int
     }
     return StepCost(dtype=dtype, parts=parts, kv_bytes_read=read,
                     operators=_operators(config, sequences, woken, paged))
+
+
+def _attended(config: ModelConfig, sequences: Mapping[tuple[int, int], int]) -> tuple[int, int]:
+    """Over all layers and sequences: cached tokens that are read, and pairs of query and key."""
+    cached = pairs = 0
+    for window, num_layers in Counter(config.windows).items():
+        for (num_new, context), count in sequences.items():
+            cached += num_layers * count * (context if window is None else min(window, context))
+            pairs += num_layers * count * attended_pairs(num_new, context, window)
+    return cached, pairs
 
 
 def _linear(num_weights: int, form: Format, rows: int) -> Part:

@@ -7,6 +7,7 @@
     decode   forward pass over one token that was generated before, and sampling the next; one span a step
     detokenize  token ids to text, stop strings looked for
     deliver  the piece of text is handed to the caller, until the caller has taken it
+    preempted back in the queue, its blocks given away, until it is admitted again (recorded schedules alone show it)
 
 Spans of one request don't overlap, so their seconds add up; what is missing to its end-to-end time is the engine's own
 bookkeeping. In a batch, one step is a span of every request in it.
@@ -21,7 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-STAGES = ("arrive", "tokenize", "queue", "prefill", "decode", "detokenize", "deliver")
+STAGES = ("arrive", "tokenize", "queue", "prefill", "decode", "detokenize", "deliver", "preempted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +43,14 @@ class Span:
 
 
 class Trace:
-    """A growing list of spans. ``add`` may be called from several threads (a list's append is atomic)."""
+    """A growing list of spans. ``add`` may be called from several threads (a list's append is atomic).
+
+    ``counts``: ``(time_s, name, values)``, what was counted when; the viewer draws a track a name.
+    """
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
+        self.counts: list[tuple[float, str, dict[str, float]]] = []
 
     def add(self, stage: str, start_s: float, end_s: float, *, request_id: str, index: int = 0, **args: Any) -> None:
         """Record a span; ``args`` (JSON values, such as ``num_tokens=12``) are shown by the viewer.
@@ -58,6 +63,10 @@ class Trace:
         if not end_s >= start_s:
             raise ValueError(f"a span must not end before it starts, got {start_s!r} to {end_s!r}")
         self.spans.append(Span(stage, start_s, end_s, request_id, index, args))
+
+    def count(self, time_s: float, name: str, **values: float) -> None:
+        """Note that from ``time_s`` on there were so many of each of ``values``; ``name`` is what they are of."""
+        self.counts.append((time_s, name, values))
 
     def of(self, request_id: str, index: int = 0) -> Trace:
         """The spans of one choice of one request, as a trace of its own."""
@@ -78,8 +87,9 @@ class Trace:
         return totals
 
     def to_chrome(self) -> dict[str, Any]:
-        """The trace in Chrome's JSON format: a complete event ("X") a span, microseconds from the first span on, and
-        one row (thread) a choice of a request. Source: "Trace Event Format" of the Chromium project."""
+        """The trace in Chrome's JSON format: a complete event ("X") a span, microseconds from the first span on, one
+        row (thread) a choice of a request, and a counter event ("C") a count. Source: "Trace Event Format" of the
+        Chromium project."""
         origin_s = min((span.start_s for span in self.spans), default=0.0)
         rows: dict[tuple[str, int], int] = {}
         events = []
@@ -89,6 +99,8 @@ class Trace:
                 "name": span.stage, "cat": "request", "ph": "X", "pid": 1, "tid": row, "args": dict(span.args),
                 "ts": (span.start_s - origin_s) * 1e6, "dur": span.duration_s * 1e6,
             })
+        events += [{"name": name, "ph": "C", "pid": 1, "ts": (time_s - origin_s) * 1e6, "args": values}
+                   for time_s, name, values in self.counts]
         names = [_row_name(row, f"request {request_id}" + (f" choice {index}" if index else ""))
                  for (request_id, index), row in rows.items()]
         return {"traceEvents": names + events, "displayTimeUnit": "ms"}
