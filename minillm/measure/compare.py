@@ -56,7 +56,7 @@ class SampleFailed(RuntimeError):
 
 def sample_in_fresh_process(spec: SampleSpec) -> dict[str, Any]:
     """The sample that ``minillm.measure.peers`` takes for ``spec``; :class:`SampleFailed` when it takes none."""
-    said = _run_peers(spec.engine, json.dumps(asdict(spec)))
+    said = run_in_fresh_process(spec.engine, "minillm.measure.peers", json.dumps(asdict(spec)))
     try:
         return json.loads(said.strip().splitlines()[-1])
     except ValueError as error:
@@ -65,12 +65,12 @@ def sample_in_fresh_process(spec: SampleSpec) -> dict[str, Any]:
 
 def convert_in_fresh_process(model: str) -> None:
     """Have the model ready for transformers, see :func:`minillm.measure.peers.hugging_face_folder`."""
-    _run_peers(f"converting {model} for transformers", "--convert", model)
+    run_in_fresh_process(f"converting {model} for transformers", "minillm.measure.peers", "--convert", model)
 
 
-def _run_peers(what: str, *arguments: str) -> str:
-    """What the process says; its failure is reported under the name ``what``."""
-    command = [sys.executable, "-m", "minillm.measure.peers", *arguments]
+def run_in_fresh_process(what: str, module: str, *arguments: str) -> str:
+    """What ``module`` says when run with ``arguments``; its failure is a :class:`SampleFailed` named ``what``."""
+    command = [sys.executable, "-m", module, *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SAMPLE_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
@@ -93,14 +93,15 @@ def benchmark_ids(model: str, prompt_tokens: int, prefill_tokens: int) -> tuple[
     return ids[:prompt_tokens], ids[prompt_tokens:]
 
 
-def _say(line: str) -> None:
+def say_now(line: str) -> None:
+    """Print a line that is seen at once."""
     print(line, flush=True)
 
 
 def run_comparison(
     spec: SampleSpec, engines: Sequence[str], rounds: int, *, name: str, card: MachineCard | None = None,
     take: Callable[[SampleSpec], dict[str, Any]] = sample_in_fresh_process,
-    say: Callable[[str], None] = _say,
+    say: Callable[[str], None] = say_now,
 ) -> Recording:
     """``rounds`` samples of each engine. ``spec.engine`` is replaced by each; ``take`` takes one sample.
 
@@ -141,7 +142,7 @@ def format_comparison(recording: Recording) -> str:
              "of best", "peak MB"]]
     for engine in engines:
         def column(key: str, scale: float, engine: str = engine) -> str:
-            return _spread_text(recording.values(key, engine=engine), scale)
+            return spread_text(recording.values(key, engine=engine), scale)
         rates = recording.values("read_bytes_per_s", engine=engine)
         share = f"{Spread.of(rates).median / best:.0%}" if best and rates else "n/a"
         peaks = recording.values("peak_rss_bytes", engine=engine)
@@ -161,7 +162,8 @@ def format_comparison(recording: Recording) -> str:
     return "\n".join(lines)
 
 
-def _spread_text(values: Sequence[float], scale: float) -> str:
+def spread_text(values: Sequence[float], scale: float) -> str:
+    """``"median (25th-75th percentile)"`` of ``values`` times ``scale``; ``"n/a"`` of none."""
     if not values:
         return "n/a"
     spread = Spread.of(value * scale for value in values)
@@ -202,8 +204,11 @@ def _same_token_lines(recording: Recording, engines: Sequence[str]) -> list[str]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``minillm bench``."""
-    parser.add_argument("what", nargs="?", choices=("compare", "record"), default="compare",
-                        help="compare (default) with transformers, or record the course's measurements")
+    from minillm.measure import bench_serving
+
+    parser.add_argument("what", nargs="?", choices=("compare", "serving", "record"), default="compare",
+                        help="compare one request with transformers (default), serving: many requests beside other "
+                             "engines, record: the course's measurements")
     parser.add_argument("--model", default="smollm2-135m", help="name, Hugging Face id or folder, or .gguf file")
     parser.add_argument("--rounds", type=int, default=5, help="samples of each engine (default: %(default)s)")
     parser.add_argument("--prompt-tokens", type=int, default=128, metavar="N",
@@ -215,12 +220,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engines", default=",".join(DEFAULT_ENGINES), metavar="A,B",
                         help=f"with commas between them, of: {', '.join(ENGINES)} (default: all but float16)")
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1, mps")
+    bench_serving.add_arguments(parser)
     recording = parser.add_argument_group("record")
     recording.add_argument("--notebooks", default="", metavar="NN,NN", help="of these notebooks alone (default: all)")
     recording.add_argument("--force", action="store_true", help="on a busy machine too")
     recording.add_argument("--budget-s", type=float, default=480, metavar="S",
                            help="begin no notebook after so many seconds (default: %(default)s)")
-    parser.add_argument("--out", type=Path, help="file of the samples (default: data/measurements/compare-DATE.json)")
+    parser.add_argument("--out", type=Path, help="file of the samples (default: data/measurements/compare-DATE.json or "
+                                                      "serving-DATE.json)")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -229,6 +236,10 @@ def main(args: argparse.Namespace) -> int:
         from minillm.course.commands import record_all
 
         return record_all(args)
+    if args.what == "serving":
+        from minillm.measure import bench_serving
+
+        return bench_serving.main(args)
     engines = [name.strip() for name in args.engines.split(",") if name.strip()]
     name = args.out.stem if args.out else f"compare-{datetime.now(UTC):%Y-%m-%d-%H%M%S}"
     try:
