@@ -40,7 +40,7 @@ class _Layout(NamedTuple):
     slots: Tensor
     begun: Tensor
     batch: _Batch | None
-    alone: list[tuple[int, int, int, slice | Tensor]]  # first and last row, keys, blocks
+    alone: list[tuple[int, int, int, slice | Tensor]]  # first and last row, keys, slots or blocks
 
 
 class PagedAttention:
@@ -89,29 +89,30 @@ class PagedAttention:
     def attend(self, layer: int, query: Tensor, step: StepTensors) -> Tensor:
         """``query`` ``[T, num_heads, head_dim]`` to the attention output, the same shape and dtype."""
         batch, alone = self._layout.batch, self._layout.alone
-        by_block, window = self._layers[layer][1], self.windows[layer]
+        window = self.windows[layer]
         if batch is None and len(alone) == 1:
-            return self._alone(query, by_block, alone[0], window)
+            return self._alone(layer, query, alone[0], window)
         out = torch.empty_like(query)
         for item in alone:
-            out[item[0]:item[1]] = self._alone(query[item[0]:item[1]], by_block, item, window)
+            out[item[0]:item[1]] = self._alone(layer, query[item[0]:item[1]], item, window)
         if batch is not None:
-            out[batch.rows] = self._together(query[batch.rows], by_block, batch, window)
+            out[batch.rows] = self._together(self._layers[layer][1], query[batch.rows], batch, window)
         return out
 
-    def _alone(self, query: Tensor, by_block: Tensor, item: tuple[int, int, int, slice | Tensor],
+    def _alone(self, layer: int, query: Tensor, item: tuple[int, int, int, slice | Tensor],
                window: int | None) -> Tensor:
-        _, _, num_keys, blocks = item
-        cached = by_block[blocks].flatten(0, 1)[:num_keys]
-        keys, values = cached[:, 0].transpose(0, 1), cached[:, 1].transpose(0, 1)
+        by_slot, by_block = self._layers[layer]
+        _, _, num_keys, where = item
+        cached = by_slot[where] if isinstance(where, slice) else by_block[where].flatten(0, 1)[:num_keys]
+        keys, values = cached.permute(1, 2, 0, 3).unbind()  # [KV heads, keys, dim]
         return causal_attention(query, keys, values, window)
 
-    def _together(self, query: Tensor, by_block: Tensor, batch: _Batch, window: int | None) -> Tensor:
+    def _together(self, by_block: Tensor, query: Tensor, batch: _Batch, window: int | None) -> Tensor:
         """One query of each of B sequences, ``[B, num_heads, head_dim]``, over its own keys."""
         size, most = batch.blocks.shape
         cached = by_block.index_select(0, batch.blocks.view(-1)).view(size, -1, *by_block.shape[2:])
-        keys, values = cached[:, :, 0].transpose(1, 2), cached[:, :, 1].transpose(1, 2)  # [B, KV heads, keys, dim]
-        grouped = query.unflatten(1, (keys.shape[1], -1))                                # [B, KV heads, group, dim]
+        keys, values = cached.permute(2, 0, 3, 1, 4).unbind()  # [B, KV heads, keys, dim]
+        grouped = query.unflatten(1, (keys.shape[1], -1))      # [B, KV heads, group, dim]
         return scaled_dot_product_attention(grouped, keys, values, attn_mask=batch.seen[window]).flatten(1, 2)
 
     def free(self, sequence: object) -> None:
@@ -133,20 +134,21 @@ class PagedAttention:
             if last - first == 1:
                 single.append(index)
             else:
-                alone.append((first, last, num_keys, self._blocks(table, num_keys, device)))
+                alone.append((first, last, num_keys, self._where(table, num_keys, device)))
         if len(single) == 1:  # nothing to pad, and perhaps nothing to gather
             index, = single
             first, num_keys = step.query_starts[index], step.context_lengths[index]
-            alone.append((first, first + 1, num_keys, self._blocks(step.block_tables[index], num_keys, device)))
+            alone.append((first, first + 1, num_keys, self._where(step.block_tables[index], num_keys, device)))
             single = []
         slots, begun = (torch.tensor(ids, dtype=torch.int64, device=device) for ids in (slots, begun))
         return _Layout(slots, begun, self._batch_of(step, single, device) if single else None, alone)
 
-    def _blocks(self, table: Sequence[int], num_keys: int, device: torch.device) -> slice | Tensor:
-        """The blocks of ``num_keys`` tokens; as a slice, which is read in place, where they follow one another."""
+    def _where(self, table: Sequence[int], num_keys: int, device: torch.device) -> slice | Tensor:
+        """The blocks of ``num_keys`` tokens; where they follow one another, a slice of slots, which is read in place."""
         blocks = table[:-(-num_keys // self.pool.block_size)]
         if all(block == blocks[0] + place for place, block in enumerate(blocks)):
-            return slice(blocks[0], blocks[-1] + 1)
+            first = blocks[0] * self.pool.block_size
+            return slice(first, first + num_keys)
         return torch.tensor(blocks, dtype=torch.int64, device=device)
 
     def _batch_of(self, step: StepTensors, indices: Sequence[int], device: torch.device) -> _Batch:
