@@ -164,7 +164,7 @@ class Run:
             return []
         self.samples += ({"part": part, "round": number, **case} for case in cases)
         speed = cases[0].get("output_tokens_per_s")
-        said = f"{speed:8.1f} tokens/s" if speed and len(cases) == 1 else f"{len(cases)} cases"
+        said = f"{speed:8.1f} tokens/s" if speed and len(cases) == 1 else "taken"
         size = f", batch size {spec.batch_size}" if spec.part == "batch" else ""
         self.say(f"{part}, round {number + 1}: {spec.side}{size}: {said.strip()}")
         return cases
