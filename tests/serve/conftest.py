@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from minillm.serve.async_llm import AsyncLLM
 
 SECONDS = 60
+
+
+@pytest.fixture(autouse=True)
+def one_core_for_torch() -> Iterator[None]:
+    """These models are so small that threads of OpenMP would wait for one another most of the time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
