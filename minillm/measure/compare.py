@@ -167,7 +167,8 @@ def spread_text(values: Sequence[float], scale: float) -> str:
     if not values:
         return "n/a"
     spread = Spread.of(value * scale for value in values)
-    return f"{spread.median:,.1f} ({spread.low:,.1f}-{spread.high:,.1f})"
+    digits = ",.1f" if spread.median >= 1 else ".3g"
+    return f"{spread.median:{digits}} ({spread.low:{digits}}-{spread.high:{digits}})"
 
 
 def _ratio_lines(recording: Recording, engines: Sequence[str]) -> list[str]:

@@ -89,6 +89,11 @@ def test_a_goal_is_a_ratio_of_paired_medians_with_its_verdict():
     assert "0.8 (0.8-0.8), at least 0.9 NOT MET" in recorded(taken("paged", slow), "paged")
 
 
+def test_what_takes_microseconds_is_not_shown_as_nothing():
+    assert compare.spread_text([2.2e-5, 2.3e-5, 2.4e-5], 1e3) == "0.023 (0.0225-0.0235)"
+    assert compare.spread_text([1.0, 2.0, 3.0], 1e3) == "2,000.0 (1,500.0-2,500.0)"
+
+
 @pytest.mark.parametrize("goal, ratio, met", [
     (Goal("k", "a", "b", at_least=2), 2.0, True), (Goal("k", "a", "b", at_least=2), 1.9, False),
     (Goal("k", "a", "b", at_most=2), 2.0, True), (Goal("k", "a", "b", at_most=2), 2.1, False),
