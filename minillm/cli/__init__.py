@@ -36,6 +36,8 @@ COMMANDS = {
     "card": Command("measure this machine and keep the result", "minillm.cli.card"),
     "estimate": Command("will a model fit, how fast at best, what limits it: without its weights",
                         "minillm.cli.estimate"),
+    "simulate": Command("what thousands of requests would see: the real scheduler without a model",
+                        "minillm.cli.simulate"),
     "bench": Command("compare with transformers, or record the notebooks", "minillm.measure.compare", run="main"),
     "course": Command("copy, execute, record and lint the course's notebooks", "minillm.course.commands", run="main"),
 }

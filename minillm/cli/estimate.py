@@ -23,15 +23,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a known name (llama-3-8b ...), a folder with a config.json, or a .gguf file")
     parser.add_argument("--on", metavar="MACHINE", help="h100, h200, a100-80gb, l4, t4, rtx-4090, m4-max ... "
                         "(default: this machine, by its card)")
-    parser.add_argument("--context", type=_count, default=2048, help="tokens of each request in the cache (default: "
+    parser.add_argument("--context", type=count, default=2048, help="tokens of each request in the cache (default: "
                         "2048)")
-    parser.add_argument("--batch", type=_count, default=1, help="requests that decode together (default: 1)")
-    parser.add_argument("--prompt", type=_count, help="tokens of the prompt to read (default: the context)")
+    parser.add_argument("--batch", type=count, default=1, help="requests that decode together (default: 1)")
+    parser.add_argument("--prompt", type=count, help="tokens of the prompt to read (default: the context)")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 (default: auto)")
     parser.add_argument("--json", action="store_true", help="print numbers in base units as JSON")
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """A whole number from 1 on, of an argument."""
     try:
         value = int(text.replace("_", "").replace(",", ""))
     except ValueError:
@@ -48,13 +49,13 @@ def run(args: argparse.Namespace) -> int:
     if max(args.context, args.prompt) > config.max_position_embeddings:
         raise ValueError(f"{args.model} has positions for {config.max_position_embeddings:,} tokens; give a --context "
                          "and a --prompt up to that")
-    hardware, dtype = _machine(args.on, args.dtype)
+    hardware, dtype = machine_of(args.on, args.dtype)
     answer = {"model": args.model, **answer_for(config, hardware, args.batch, args.context, args.prompt, dtype)}
     print(json.dumps(answer, indent=1, allow_nan=False) if args.json else "\n".join(lines_of(answer)))
     return 0
 
 
-def _machine(name: str | None, dtype: str) -> tuple[Hardware, str]:
+def machine_of(name: str | None, dtype: str) -> tuple[Hardware, str]:
     """The hardware, and what ``dtype`` means there."""
     if name is None and (card := MachineCard.load()) is None:
         raise ValueError("this machine has not been measured: run `minillm card` first, or name one with --on: "
