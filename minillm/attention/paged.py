@@ -22,24 +22,31 @@ from minillm.attention.torch_backend import causal_attention
 from minillm.cache.blocks import PoolProtocol
 from minillm.model.config import ModelConfig
 
+# What is gathered at once: little enough on a CPU to be still in its cache when attention reads it.
+GATHER_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}
 
-class _Batch(NamedTuple):
-    """The sequences of a step that compute one token each: their flat rows, blocks and the keys that each sees.
 
-    ``blocks``: int64 ``[B, most blocks]``, padded with its first. ``seen``: bool ``[B, 1, 1, keys]`` by sliding window.
+class _Group(NamedTuple):
+    """Sequences of a step that compute one token each, and that are gathered together.
+
+    ``rows``: their flat rows, int64 ``[B]``; None where they are all of the step, in order. ``blocks``: int64
+    ``[B x most]``, each table padded with its first. ``seen``: which keys each sees, bool ``[B, 1, 1, keys]``, by
+    sliding window. ``gathered``, ``keys``, ``values``: views of the buffer that the blocks of a layer are copied to.
     """
 
-    rows: Tensor
+    rows: Tensor | None
     blocks: Tensor
     seen: dict[int | None, Tensor]
+    gathered: Tensor
+    keys: Tensor
+    values: Tensor
 
 
 class _Layout(NamedTuple):
     """Where a step's tokens go and where its queries read; made once a step, for all layers."""
 
     slots: Tensor
-    begun: Tensor
-    batch: _Batch | None
+    groups: list[_Group]
     alone: list[tuple[int, int, int, slice | Tensor]]  # first and last row, keys, slots or blocks
 
 
@@ -64,6 +71,7 @@ class PagedAttention:
         except RuntimeError as error:
             raise ValueError(f"a KV cache of {pool.num_blocks} blocks of {pool.block_size} tokens does not fit into "
                              f"memory: lower num_kv_blocks or kv_cache_memory_bytes ({error})") from error
+        self._gathered = self.buffer.new_empty(0)
         self._layers = [(layer.flatten(0, 1), layer) for layer in self.buffer]  # by slot, by block
         self._step: StepTensors | None = None
 
@@ -81,22 +89,21 @@ class PagedAttention:
         """Store the step's keys and values, ``[T, num_kv_heads, head_dim]``, in the slots of their tokens."""
         if step is not self._step:
             self._layout, self._step = self._laid_out(step), step
-        by_slot, by_block = self._layers[layer]
-        if len(self._layout.begun):  # what a former owner left there may be no numbers, and 0 x NaN is NaN
-            by_block.index_fill_(0, self._layout.begun, 0)
-        by_slot.index_copy_(0, self._layout.slots, torch.stack((key, value), 1))
+        self._layers[layer][0].index_copy_(0, self._layout.slots, torch.stack((key, value), 1))
 
     def attend(self, layer: int, query: Tensor, step: StepTensors) -> Tensor:
         """``query`` ``[T, num_heads, head_dim]`` to the attention output, the same shape and dtype."""
-        batch, alone = self._layout.batch, self._layout.alone
+        groups, alone = self._layout.groups, self._layout.alone
         window = self.windows[layer]
-        if batch is None and len(alone) == 1:
+        if not groups and len(alone) == 1:
             return self._alone(layer, query, alone[0], window)
+        if groups and groups[0].rows is None:
+            return self._together(layer, query, groups[0], window)
         out = torch.empty_like(query)
         for item in alone:
             out[item[0]:item[1]] = self._alone(layer, query[item[0]:item[1]], item, window)
-        if batch is not None:
-            out[batch.rows] = self._together(self._layers[layer][1], query[batch.rows], batch, window)
+        for group in groups:
+            out[group.rows] = self._together(layer, query[group.rows], group, window)
         return out
 
     def _alone(self, layer: int, query: Tensor, item: tuple[int, int, int, slice | Tensor],
@@ -107,13 +114,12 @@ class PagedAttention:
         keys, values = cached.permute(1, 2, 0, 3).unbind()  # [KV heads, keys, dim]
         return causal_attention(query, keys, values, window)
 
-    def _together(self, by_block: Tensor, query: Tensor, batch: _Batch, window: int | None) -> Tensor:
+    def _together(self, layer: int, query: Tensor, group: _Group, window: int | None) -> Tensor:
         """One query of each of B sequences, ``[B, num_heads, head_dim]``, over its own keys."""
-        size, most = batch.blocks.shape
-        cached = by_block.index_select(0, batch.blocks.view(-1)).view(size, -1, *by_block.shape[2:])
-        keys, values = cached.permute(2, 0, 3, 1, 4).unbind()  # [B, KV heads, keys, dim]
-        grouped = query.unflatten(1, (keys.shape[1], -1))      # [B, KV heads, group, dim]
-        return scaled_dot_product_attention(grouped, keys, values, attn_mask=batch.seen[window]).flatten(1, 2)
+        torch.index_select(self._layers[layer][1], 0, group.blocks, out=group.gathered)
+        grouped = query.unflatten(1, (group.keys.shape[1], -1))  # [B, KV heads, group, dim]
+        return scaled_dot_product_attention(grouped, group.keys, group.values,
+                                            attn_mask=group.seen[window]).flatten(1, 2)
 
     def free(self, sequence: object) -> None:
         """Nothing: its blocks are the scheduler's."""
@@ -135,30 +141,63 @@ class PagedAttention:
                 single.append(index)
             else:
                 alone.append((first, last, num_keys, self._where(table, num_keys, device)))
-        if len(single) == 1:  # nothing to pad, and perhaps nothing to gather
-            index, = single
-            first, num_keys = step.query_starts[index], step.context_lengths[index]
-            alone.append((first, first + 1, num_keys, self._where(step.block_tables[index], num_keys, device)))
-            single = []
         slots, begun = (torch.tensor(ids, dtype=torch.int64, device=device) for ids in (slots, begun))
-        return _Layout(slots, begun, self._batch_of(step, single, device) if single else None, alone)
+        if len(begun):  # what a former owner left there may be no numbers, and 0 x NaN is NaN
+            self.buffer.index_fill_(1, begun, 0)
+        packed = self._packed(step, single)
+        for indices in packed:
+            if len(indices) == 1:  # nothing to pad, and perhaps nothing to gather
+                index, = indices
+                first, num_keys = step.query_starts[index], step.context_lengths[index]
+                alone.append((first, first + 1, num_keys, self._where(step.block_tables[index], num_keys, device)))
+        several = [indices for indices in packed if len(indices) > 1]
+        self._make_room(step, several)
+        return _Layout(slots, [self._group_of(step, indices, device) for indices in several], alone)
+
+    def _packed(self, step: StepTensors, single: Sequence[int]) -> list[list[int]]:
+        """``single`` by length, so that little is padded, in groups of which each fits :data:`GATHER_BYTES`."""
+        limit = GATHER_BYTES.get(self.buffer.device.type, GATHER_BYTES["cpu"])
+        most = limit * self.pool.num_blocks * len(self._layers) // self.buffer.nbytes
+        packed: list[list[int]] = []
+        for index in sorted(single, key=lambda index: step.context_lengths[index]):
+            if packed and (len(packed[-1]) + 1) * self._num_blocks(step, [index]) <= most:
+                packed[-1].append(index)
+            else:
+                packed.append([index])
+        return packed
+
+    def _num_blocks(self, step: StepTensors, indices: Sequence[int]) -> int:
+        """Blocks of the longest of these sequences."""
+        return -(-max(step.context_lengths[index] for index in indices) // self.pool.block_size)
+
+    def _make_room(self, step: StepTensors, groups: Sequence[Sequence[int]]) -> None:
+        """One buffer for what is gathered, in all layers: a new one each time is slow to come by."""
+        needed = max((len(indices) * self._num_blocks(step, indices) for indices in groups), default=0)
+        if needed > len(self._gathered):
+            self._gathered = self.buffer.new_empty(needed, *self.buffer.shape[2:])
 
     def _where(self, table: Sequence[int], num_keys: int, device: torch.device) -> slice | Tensor:
-        """The blocks of ``num_keys`` tokens; where they follow one another, a slice of slots, which is read in place."""
+        """The blocks of ``num_keys`` tokens; where they follow one another, a slice of slots, to be read in place."""
         blocks = table[:-(-num_keys // self.pool.block_size)]
         if all(block == blocks[0] + place for place, block in enumerate(blocks)):
             first = blocks[0] * self.pool.block_size
             return slice(first, first + num_keys)
         return torch.tensor(blocks, dtype=torch.int64, device=device)
 
-    def _batch_of(self, step: StepTensors, indices: Sequence[int], device: torch.device) -> _Batch:
-        size = self.pool.block_size
+    def _group_of(self, step: StepTensors, indices: list[int], device: torch.device) -> _Group:
+        size, most = self.pool.block_size, self._num_blocks(step, indices)
+        if len(indices) == len(step.sequences):
+            indices = sorted(indices)
         lengths = [step.context_lengths[index] for index in indices]
-        most = -(-max(lengths) // size)
-        tables = [step.block_tables[index][:-(-step.context_lengths[index] // size)] for index in indices]
-        padded = [[*table, *table[:1] * (most - len(table))] for table in tables]
+        blocks = []
+        for index, length in zip(indices, lengths, strict=True):
+            table = step.block_tables[index][:-(-length // size)]
+            blocks += [*table, *table[:1] * (most - len(table))]
         count = torch.tensor(lengths, device=device)[:, None, None, None]
         key = torch.arange(most * size, device=device)
         seen = {window: (key < count) & (key >= count - (window or most * size)) for window in set(self.windows)}
-        rows = torch.tensor([step.query_starts[index] for index in indices], dtype=torch.int64, device=device)
-        return _Batch(rows, torch.tensor(padded, dtype=torch.int64, device=device), seen)
+        rows = None if len(indices) == len(step.sequences) else torch.tensor(
+            [step.query_starts[index] for index in indices], dtype=torch.int64, device=device)
+        gathered = self._gathered[:len(blocks)]
+        keys, values = gathered.view(len(indices), -1, *gathered.shape[2:]).permute(2, 0, 3, 1, 4).unbind()
+        return _Group(rows, torch.tensor(blocks, dtype=torch.int64, device=device), seen, gathered, keys, values)

@@ -201,9 +201,9 @@ def _operators(config: ModelConfig, sequences: Mapping[tuple[int, int], int], wo
     if paged:
         longer, together = batch - single, single > 1
         alone = longer + (single == 1)
-        layer += 2 + (longer > 0) + 12 * longer + 9 * (single == 1)  # one write for all, then attend
-        layer += 10 * together + (1 + 3 * alone if together or alone > 1 else 0)  # outputs are put together
-        outside += 4 + 14 * together  # slots, and the block tables of those that are taken together
+        layer += 2 + 12 * longer + 9 * (single == 1) + 4 * together  # one write for all, then attend
+        layer += 1 + 3 * alone + 2 * together if together + alone > 1 else 0  # outputs are put together
+        outside += 4 + 17 * together  # slots, and the block tables of those that are taken together
     else:
         layer += (batch > 1) + 17 * single + 20 * (batch - single)  # write, read and attend, a sequence at a time
         outside += (2 + 2 * config.num_layers) * sum(count for (_, context), count in sequences.items() if not context)
