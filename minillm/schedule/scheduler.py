@@ -89,6 +89,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.num_preempted = 0
         self._planned: dict[Request, ScheduledRequest] = {}
+        self._victims: set[Request] = set()  # preempted in this step
         self._budget = 0
 
     @classmethod
@@ -120,15 +121,14 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """See :class:`SchedulerProtocol`."""
-        self._planned, self._budget = {}, self.max_num_batched_tokens
-        before = self.num_preempted
+        self._planned, self._victims, self._budget = {}, set(), self.max_num_batched_tokens
         for request in list(self.running):
-            if request in self.running and request.num_missing_tokens == 1 and self._makes_room(request, 1):
+            if request.num_missing_tokens == 1 and request not in self._victims and self._makes_room(request, 1):
                 self._plan(request, 1)
         for request in list(self.running):
             if request not in self._planned:
                 self._plan_chunk(request)
-        if self.num_preempted == before:
+        if not self._victims:
             self._admit()
         return StepPlan(tuple(self._planned.values()))
 
@@ -137,8 +137,8 @@ class Scheduler:
         self._budget -= num_tokens
 
     def _plan_chunk(self, request: Request) -> None:
-        """Plan what ``request`` may read in this step, if it still runs; perhaps nothing."""
-        if request not in self.running or not self._budget:
+        """Plan what ``request`` may read in this step, unless it was preempted; perhaps nothing."""
+        if request in self._victims or not self._budget:
             return
         self._match(request)
         size = min(request.num_missing_tokens, self.max_prefill_chunk, self._budget)
@@ -158,13 +158,14 @@ class Scheduler:
     def _makes_room(self, request: Request, num_tokens: int) -> bool:
         """Give ``request`` blocks for ``num_tokens`` more, preempting the last while too few; False: itself."""
         while not self.pool.allocate(request.table, request.num_computed_tokens + num_tokens):
-            self._preempt(victim := self.running[-1])
-            if victim is request:
+            self._preempt(self.running[-1])
+            if request in self._victims:
                 return False
         return True
 
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)
+        self._victims.add(request)
         self._planned.pop(request, None)
         self.pool.release(request.table)
         request.num_computed_tokens = 0
@@ -212,9 +213,10 @@ class Scheduler:
     def finish(self, request: Request, reason: FinishReason, *, stop_reason: int | str | None = None,
                error: str | None = None) -> None:
         """See :class:`SchedulerProtocol`."""
-        for queue in (self.waiting, self.running):  # first, so that a call that was interrupted can be repeated
+        for queue in (self.running, self.waiting):  # first, so that a call that was interrupted can be repeated
             if request in queue:
                 queue.remove(request)
+                break
         self.pool.release(request.table)
         if not request.is_finished:
             request.stop_reason, request.error, request.finished_s = stop_reason, error, self.clock()
