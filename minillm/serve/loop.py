@@ -188,7 +188,6 @@ class _EngineThread(threading.Thread):
         try:
             while (call := self.calls.get(wait)) is not None:
                 call.answer()
-                del call  # it holds submissions, which nobody may hold but their readers
                 wait = False
         except Empty:
             return True

@@ -185,19 +185,21 @@ def test_a_full_queue_reaches_who_awaits_and_nobody_else(say, within):
     assert within(main) == ("A" * 299, "BB")
 
 
+class Slow:
+    """A tokenizer that stands still until ``enough`` is set."""
+
+    def __init__(self, inner):
+        self.inner, self.enough, self.began = inner, threading.Event(), 0
+
+    def __getattr__(self, name):
+        self.began += 1
+        assert self.enough.wait(20), "the event loop stands still"
+        return getattr(self.inner, name)
+
+
 @pytest.mark.parametrize("call", ["generate", "stream", "chat", "score"])
 def test_tokenizing_does_not_hold_up_the_event_loop(script_llm, within, call):
     """It ends here only when the loop has gone on for a hundred turns meanwhile."""
-    enough = threading.Event()
-
-    class Slow:
-        def __init__(self, inner):
-            self.inner = inner
-
-        def __getattr__(self, name):
-            assert enough.wait(20), "the event loop stands still"
-            return getattr(self.inner, name)
-
     llm = script_llm([65])
     llm.tokenizer.chat_template = CHATML
     prompt = [{"role": "user", "content": "a"}] if call == "chat" else "a"
@@ -205,16 +207,50 @@ def test_tokenizing_does_not_hold_up_the_event_loop(script_llm, within, call):
 
     async def main():
         async with AsyncLLM(llm.model, tokenizer=llm.tokenizer) as twin:
-            twin.llm.prompts.tokenizer = Slow(twin.llm.tokenizer)
+            twin.llm.prompts.tokenizer = slow = Slow(twin.llm.tokenizer)
             asked = anext(twin.stream(prompt, *params)) if call == "stream" else getattr(twin, call)(prompt, *params)
             task = asyncio.ensure_future(asked)
             for _ in range(100):
                 await asyncio.sleep(0)
             assert not task.done()
-            enough.set()
+            slow.enough.set()
             await task
 
     within(main)
+
+
+def test_a_stream_that_is_closed_while_its_prompt_is_tokenized_is_cancelled(say, within):
+    async def main():
+        async with say() as llm:
+            llm.llm.prompts.tokenizer = slow = Slow(llm.llm.tokenizer)
+            stream = llm.stream("A", ENDLESS)
+            task = asyncio.create_task(read_all(stream))
+            while not slow.began:
+                await asyncio.sleep(0)
+            stream.close()
+            slow.enough.set()
+            return (await task)[-1].finish_reason
+
+    assert within(main) == "cancelled"
+
+
+def test_texts_that_wait_are_not_tokenized_once_it_is_closed(say, within):
+    async def main():
+        llm = say()
+        llm.llm.prompts.tokenizer = slow = Slow(llm.llm.tokenizer)
+        tasks = [asyncio.create_task(llm.generate("A", ENDLESS)) for _ in range(30)]
+        while slow.began < 4:
+            await asyncio.sleep(0)
+        closing = asyncio.create_task(asyncio.to_thread(llm.close))
+        while not llm._loop._thread._dead:
+            await asyncio.sleep(0)
+        slow.enough.set()
+        await closing
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(result) for result in results] == [EngineDead] * 30
+        return slow.began
+
+    assert within(main) == 4
 
 
 def test_the_loop_goes_on_while_a_real_long_prompt_is_tokenized(say, within):
@@ -286,7 +322,7 @@ def test_leaving_cancelling_and_dropping_free_all_blocks_within_a_step(say, with
             while (await llm.stats()).num_running < 2:
                 pass
             task.cancel()
-            with pytest.raises(asyncio.CancelledError):
+            with pytest.raises(asyncio.CancelledError) as _kept:  # and with it all that its frames hold
                 await task
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(llm.generate("F", ENDLESS), 0.05)

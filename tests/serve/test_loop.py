@@ -209,6 +209,21 @@ def test_it_can_be_closed_before_it_began_and_by_its_own_thread(asker, own_threa
     assert own_threads() == []
 
 
+def test_closing_what_cannot_be_ended_still_tells_everybody(asker, own_threads):
+    one = asker()
+    asked = [one.ask(letter, ENDLESS) for letter in "AB"]
+
+    def finish(*args, **kwargs):
+        raise RuntimeError("no more")
+
+    one.loop.call(setattr, one.llm.engine.scheduler, "finish", finish).result(WAIT)
+    one.loop.close()
+    for _, inbox in asked:
+        with pytest.raises(EngineDead, match="closed"):
+            pieces_of(inbox)
+    assert own_threads() == []
+
+
 def test_an_engine_that_was_closed_by_others_ends_the_loop(asker):
     one = asker()
     _held, inbox = one.ask("A", ENDLESS)
