@@ -5,9 +5,10 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 EXTRAS = {
-    "notebooks": ("the notebooks' packages", "make lab", (
+    "notebooks": ("the notebooks' packages", "or make lab", (
         "IPython", "PIL", "ipykernel", "ipywidgets", "jupyterlab", "matplotlib", "nbclient", "nbformat", "packaging")),
-    "bench": ("the benchmark's packages", "make bench", ("accelerate", "transformers")),
+    "bench": ("the benchmark's packages", "or make bench", ("accelerate", "transformers")),
+    "llamacpp": ("llama.cpp's bindings", "it compiles for some minutes", ("llama_cpp",)),
 }
 
 
@@ -25,8 +26,8 @@ def require(*packages: str) -> None:
 def advice(error: ModuleNotFoundError) -> str | None:
     """What to install, in one line; ``None`` when no extra holds what is missing."""
     missing = (error.name or "").partition(".")[0]
-    for extra, (what, command, packages) in EXTRAS.items():
+    for extra, (what, note, packages) in EXTRAS.items():
         if missing in packages:
             return (f"this needs {what} ({missing} is missing): python -m pip install -c constraints.txt -e "
-                    f"'.[{extra}]' (or {command})")
+                    f"'.[{extra}]' ({note})")
     return None

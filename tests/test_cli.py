@@ -167,10 +167,10 @@ def test_a_missing_optional_package_is_one_line_that_names_the_extra(
 
 def test_every_optional_package_that_is_known_belongs_to_the_extra_it_names() -> None:
     declared = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
-    of_jupyter = {"IPython": "ipykernel", "PIL": "pillow"}  # installed with, or under another name
+    known_as = {"IPython": "ipykernel", "PIL": "pillow", "llama_cpp": "llama-cpp-python"}  # or another name
     for extra, (_, _, packages) in extras.EXTRAS.items():
         names = {requirement.partition(">=")[0] for requirement in declared["optional-dependencies"][extra]}
-        assert {of_jupyter.get(package, package) for package in packages} <= names
+        assert {known_as.get(package, package) for package in packages} <= names
 
 
 def test_a_missing_package_of_no_extra_is_a_fault_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:

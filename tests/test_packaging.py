@@ -46,7 +46,7 @@ def test_the_distribution_and_the_import_have_the_agreed_names() -> None:
     assert PROJECT["name"] == "minillm-course"
     assert PROJECT["scripts"] == {"minillm": "minillm.cli:main"}
     assert PROJECT["requires-python"] == ">=3.11,<3.14"
-    assert set(PROJECT["optional-dependencies"]) == {"notebooks", "serve", "scale", "bench", "dev"}
+    assert set(PROJECT["optional-dependencies"]) == {"notebooks", "serve", "scale", "bench", "llamacpp", "dev"}
 
 
 def test_requirements_are_lower_bounds_alone() -> None:
@@ -58,7 +58,7 @@ def test_requirements_are_lower_bounds_alone() -> None:
     assert all(numbers(bounds[name]) <= numbers(version) for name, version in preloaded.items())
 
 
-IMPORTED_AS = {"pillow": "pil"}
+IMPORTED_AS = {"pillow": "pil", "llama-cpp-python": "llama-cpp"}
 GIVEN = {"minillm", "google", "ipython"}  # this package, Colab's own, and what comes with ipykernel
 
 

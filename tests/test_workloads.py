@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from minillm import LLM, InvalidRequest, QueueFull, SamplingParams
 from minillm.attention.torch_backend import ContiguousAttention
@@ -19,6 +20,15 @@ WORKLOADS = int(os.environ.get("MINILLM_WORKLOADS", "400"))
 # What a hundred workloads contain at least, or the suite would prove less than it says.
 LEAST = {"refused": 100, "turned away": 30, "preempted": 25, "evicted": 800, "hits": 60, "stood still": 10,
          "mixed steps": 100, "chunks": 700, "cancelled": 60, "length": 150, "stop": 40, "cut": 50, "contiguous": 10}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """A tiny model is quicker without handing its tensors to other threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def options_of(draw: random.Random) -> dict[str, Any]:
