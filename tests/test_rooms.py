@@ -137,7 +137,7 @@ def test_the_engine_stays_near_4000_lines_of_code() -> None:
     counted = [path for path in MODULES if not named(path).startswith(outside) and named(path) not in BENCHMARKS]
     lines = {named(path): code_lines(path.read_text("utf-8")) for path in counted}
     simulation = sum(lines.pop(name, 0) for name in SIMULATION)
-    assert simulation <= 890, f"{simulation} lines of code"
+    assert simulation <= 900, f"{simulation} lines of code"
     engine = sum(count for name, count in lines.items() if not name.startswith("cli/"))
     assert engine <= ENGINE_LINES, f"{engine} lines of code"
     # With the command line it is over the aim already: this bound goes up only by what a new promise needs.

@@ -16,12 +16,14 @@ from minillm.cli.estimate import count, machine_of
 from minillm.config import EngineConfig
 from minillm.measure.hardware import Hardware
 from minillm.measure.metrics import Slo, Summary
-from minillm.measure.report import format_seconds, table
+from minillm.measure.report import MAX_WAITED, format_seconds, table
 from minillm.measure.roofline import kv_bytes_per_token, weight_bytes_held
 from minillm.measure.simulate import CostModel, Simulation, compare, simulate
+from minillm.measure.waiting import scheduler_seconds, waited_share
 from minillm.measure.workload import Arrival, Lognormal, load_arrivals, random_arrivals
 from minillm.model.config import ModelConfig
 from minillm.model.shapes import find_config
+from minillm.schedule.fork import mean_step_seconds
 from minillm.schedule.history import History
 from minillm.schedule.recording import RecordingScheduler
 from minillm.schedule.replay import describe, replay, trace_of
@@ -150,21 +152,30 @@ def _check_engine(args: argparse.Namespace, arrivals: Sequence[Arrival]) -> int:
     if args.on:
         raise ValueError("--check-engine runs on this machine: leave --hardware out")
     first = LLM(args.model, dtype=args.dtype)
-    card = with_kernels(current_card(str(first.model.device)), [args.dtype])
+    device, config = str(first.model.device), first.model.config
+    dtype = args.dtype if device == "cpu" else str(first.model.dtype).removeprefix("torch.")
+    card = with_kernels(current_card(device), [dtype])
     hardware = Hardware.of_card(card)
     for _ in range(2):  # the first warms up
-        recorder = RecordingScheduler(_scheduler(args, first.model.config, hardware, args.dtype))
+        recorder = RecordingScheduler(_scheduler(args, config, hardware, dtype))
+        before = scheduler_seconds()
         with LLM(first.model, tokenizer=first.tokenizer, scheduler=recorder) as llm:
             _serve(llm, arrivals)
+        waited = waited_share(before, scheduler_seconds())
     samples = []
-    for name, machine in (("measured kernels", hardware), ("straight roofline", replace(hardware, kernels={}))):
-        rows = compare(recorder.history, CostModel(first.model.config, machine, args.dtype))
-        samples.append({"cost_model": name, **rows})
+    for name, step_seconds in (
+            ("measured kernels", CostModel(config, hardware, dtype)),
+            ("straight roofline", CostModel(config, replace(hardware, kernels={}), dtype)),
+            ("a line through the run's own steps", mean_step_seconds(recorder.history))):
+        rows = compare(recorder.history, step_seconds)
+        samples.append({"step_seconds": name, "waited_share": waited, **rows})
         print(f"{name}:\n{_comparison(rows)}\n")
+    if waited is not None and waited > MAX_WAITED:
+        print(f"Other work ran meanwhile (the process waited for a core {waited:.0%} of the time): run it again.")
     if args.save:
         recording = Recording(
-            name=args.save, samples=samples, environment=environment(card=asdict(card), device=card.device),
-            settings={"model": args.model, "dtype": args.dtype, "workload": Path(args.workload or "drawn").name,
+            name=args.save, samples=samples, environment=environment(card=asdict(card), device=device),
+            settings={"model": args.model, "dtype": dtype, "workload": Path(args.workload or "drawn").name,
                       "requests": len(arrivals), **recorder.history.settings})
         print(f"kept in {recording.save()}")
     return 0
