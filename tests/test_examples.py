@@ -16,6 +16,7 @@ PRINTED = {
     "chat.py": r"assistant: .*Paris.*\nuser: What is it famous for\?\nassistant: .*(Paris|Eiffel).*[.!]\n$",
     "score.py": r"perplexity +[\d.]+  The capital of France is Paris\.",
     "own_sampler.py": r"The capital of France is\S*.+",
+    "many.py": r"(?s)The sky is.+The capital of France is.+\n64 tokens in 1\d steps; (\d+) of \1 blocks free",
     "trace.py": r"prefill +[\d.]+ ms\ndecode +[\d.]+ ms",
 }
 
