@@ -125,15 +125,16 @@ class BlockPool:
         """Whether nobody else is writing the block that ``table`` needs next; from now on, ``table`` is.
 
         Who gets False waits, and matches the block once it is published. The claim ends with :meth:`publish` or
-        :meth:`release`, so one that waits for a request which goes away goes on by itself.
+        :meth:`release`, so one that waits for a request which goes away goes on by itself. Nobody waits for a block
+        with its own last token, which it must compute in any case.
         """
-        name = self._next_name(table, token_ids)
+        name = self._next_name(table, token_ids, to_compute=0)
         if not self.caching or name is None or table.claim == name:
             return True
-        if self._claims.setdefault(name, table) is not table:
-            return False
+        if name in self._claims:
+            return self._next_name(table, token_ids) is None
         self._drop_claim(table)
-        table.claim = name
+        table.claim, self._claims[name] = name, table
         return True
 
     def allocate(self, table: BlockTable, num_tokens: int) -> bool:
@@ -196,10 +197,12 @@ class BlockPool:
             del self._claims[table.claim]
             table.claim = None
 
-    def _next_name(self, table: BlockTable, token_ids: Sequence[int]) -> Name | None:
-        """The name of the block after those known to be published; None when the tokens do not fill it and one more."""
+    def _next_name(self, table: BlockTable, token_ids: Sequence[int], to_compute: int = 1) -> Name | None:
+        """The name of the block after those known to be published; None when the tokens don't fill it and leave
+        ``to_compute``."""
         index = len(table.chains)
-        return self._name(table, token_ids, index) if (index + 1) * self.block_size < len(token_ids) else None
+        full = (index + 1) * self.block_size + to_compute <= len(token_ids)
+        return self._name(table, token_ids, index) if full else None
 
     def _name(self, table: BlockTable, token_ids: Sequence[int], index: int) -> Name:
         start = index * self.block_size

@@ -162,3 +162,16 @@ def test_any_series_of_requests_keeps_every_invariant():
         check_pool(pool, [])
         assert pool.num_available == pool.num_blocks and not pool._claims
     assert min(seen[what] for what in ("released", "matched", "waited", "refused", "evicted")) > 200, seen
+
+
+def test_a_block_with_the_writers_last_token_is_waited_for_by_a_longer_prompt_and_not_by_an_equal_one():
+    """A writes tokens 0..7 in two blocks; B goes on from there and waits for both, C is the same prompt as A."""
+    pool, ids = BlockPool(8, 4), list(range(8))
+    a, b, c = BlockTable(), BlockTable(), BlockTable()
+    assert pool.may_write(a, ids) and pool.allocate(a, 8)
+    pool.publish(a, ids, 4)
+    assert pool.match(b, [*ids, 9, 9]) == pool.match(c, ids) == 4
+    assert pool.may_write(a, ids)
+    assert not pool.may_write(b, [*ids, 9, 9]) and pool.may_write(c, ids)
+    pool.publish(a, ids, 8)
+    assert pool.match(b, [*ids, 9, 9]) == 8 and pool.match(c, ids) == 4

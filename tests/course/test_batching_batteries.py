@@ -164,7 +164,7 @@ class WithoutTheParent(BlockPool):
 
 
 class MatchesTheLastToken(BlockPool):
-    def _next_name(self, table, token_ids):
+    def _next_name(self, table, token_ids, to_compute=1):
         index = len(table.chains)
         return self._name(table, token_ids, index) if (index + 1) * self.block_size <= len(token_ids) else None
 
