@@ -271,10 +271,8 @@ EXERCISES = {task.id: task for task in (
             _case("abcd", (0, 0, 0, 1), (2, 2, 3, 1), 4, "none")),
         misconceptions=(
             Misconception(_any_idle_slot, "an idle slot is no fault while nobody waits: who had arrived by then?"),
-            Misconception(_static_for_leak, "did somebody join while others ran on, or was a batch left half filled? A "
-                                            "static scheduler does neither"),
-            Misconception(_leak_for_static, "does every slot come back into use, all at the same step? Then none is "
-                                            "lost"),
+            Misconception(_static_for_leak, "a static scheduler lets nobody join the others, and fills every batch"),
+            Misconception(_leak_for_static, "every slot comes back into use, all at the same step? Then none is lost"),
             Misconception(_by_name, "names have no order: the order of arrival is that of `arrives`"),
             Misconception(_all_wait_from_the_start, "before it arrives a request does not wait: see `arrives`"),
             Misconception(_joins_when_empty, "joining an empty batch is no fault where nobody waited before"),
