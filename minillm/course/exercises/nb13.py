@@ -163,6 +163,11 @@ def _another_spelling(steps: Steps, chunk: int) -> str:
     return find_fault(steps, chunk).replace(" ", "_")
 
 
+def _none_for_no_fault(steps: Steps, chunk: int) -> str | None:
+    found = find_fault(steps, chunk)
+    return None if found == "none" else found
+
+
 @dataclass
 class Meter:
     """A step's seconds by chunk: flat while weights are read, then rising, in tiles. Counts its calls."""
@@ -215,6 +220,11 @@ def _powers_of_two(step_s: Meter, prompt: int, limit_s: float) -> int:
 def _a_straight_line(step_s: Meter, prompt: int, limit_s: float) -> int:
     """Time in proportion to the tokens, from one measurement."""
     return min(prompt, int(limit_s / (step_s(prompt) / prompt)))
+
+
+def _one_token_times(step_s: Meter, prompt: int, limit_s: float) -> int:
+    """Time in proportion to the tokens, from a step of one."""
+    return min(prompt, int(limit_s / step_s(1)))
 
 
 def _strictly_below(step_s: Meter, prompt: int, limit_s: float) -> int:
@@ -308,6 +318,8 @@ EXERCISES = {task.id: task for task in (
             Misconception(_short_of_a_chunk, "a short last chunk samples rightly; and a prompt may be read to its end "
                                              "in less than a chunk"),
             Misconception(_sampling_ignored, "a row samples although it still lacks more than was planned"),
+            Misconception(_none_for_no_fault, "where no fault is found a word is asked for as well: read the list of "
+                                              "names once more"),
             Misconception(_another_spelling, "return one of the four names exactly as the text spells them"),
         )),
     Exercise(
@@ -325,6 +337,8 @@ EXERCISES = {task.id: task for task in (
                                           "that held and the first that did not"),
             Misconception(_a_straight_line, "time is not in proportion to tokens: below the knee it is flat, and it "
                                             "may rise in steps. Measure, do not extrapolate"),
+            Misconception(_one_token_times, "what does a step of 2 tokens take, beside a step of 1? Most of a short "
+                                            "step is reading, which its tokens share"),
             Misconception(_strictly_below, "a step that takes exactly the limit keeps it"),
             Misconception(_at_least_one, "if even one token takes too long, say 0"),
             Misconception(_never_the_whole, "the whole prompt may be one chunk"),
