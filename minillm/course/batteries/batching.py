@@ -186,8 +186,9 @@ def _fill(pool: PoolProtocol) -> str:
         if why := differs(f"num_missing of {count} tokens with {len(table.blocks)} blocks",
                           pool.num_missing(table, count), needed - len(table.blocks)):
             return why
-        if pool.allocate(table, count) is not True:
-            return f"allocate says no to {count} tokens, although {pool.num_available} blocks are free"
+        free = pool.num_available
+        if (said := pool.allocate(table, count)) is not True:
+            return f"allocate said {said!r} to {count} tokens, although {free} blocks were free; expected True"
         if why := differs(f"blocks held for {count} tokens", len(table.blocks), needed) or tables_fault(pool, [table]):
             return why
     pool.release(table)
