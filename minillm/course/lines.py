@@ -37,6 +37,7 @@ def lines(x: Values, panels: Mapping[str, Mapping[str, Values]], *, x_label: str
         ax.set(xlabel=x_label, ylabel=label, xlim=(0, None))
         if label in logarithmic:
             ax.set_yscale("log")
+            ax.yaxis.set_major_formatter("{x:g}")
         else:
             ax.set_ylim(bottom=0)
     figure.suptitle("\n".join(wrap(finding, 96)), x=0.01, ha="left", fontsize=9.5)

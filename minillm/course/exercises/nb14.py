@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from bisect import insort
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -376,7 +375,7 @@ EXERCISES = {task.id: task for task in (
                                               "the step before"),
             Misconception(_below_or_at, "the watermark is what stays free at least: just as much is allowed"),
             Misconception(_same_step_only, "whoever is admitted in a step that preempts: it needn't be the victim"),
-            Misconception(_watermark_before, "blocks count after planning: others may have ended since the step before"),
+            Misconception(_watermark_before, "blocks count after planning: others may have ended meanwhile"),
             Misconception(_spelled_otherwise, "return one of the five names exactly as the text spells them"),
         )),
     Exercise(
