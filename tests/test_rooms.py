@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "minillm"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_LINE_LENGTH, ENGINE_LINES = 300, 60, 120, 4_660
+MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_LINE_LENGTH, ENGINE_LINES = 300, 60, 120, 4_700
 
 # The benchmarks: modules of a torch-free room that may import torch all the same, because they time it.
 BENCHMARKS = {f"measure/{name}.py" for name in (
@@ -141,7 +141,7 @@ def test_the_engine_stays_near_4000_lines_of_code() -> None:
     engine = sum(count for name, count in lines.items() if not name.startswith("cli/"))
     assert engine <= ENGINE_LINES, f"{engine} lines of code"
     # With the command line it is over the aim already: this bound goes up only by what a new promise needs.
-    assert sum(lines.values()) <= 5_050, f"{sum(lines.values())} lines of code"
+    assert sum(lines.values()) <= 5_140, f"{sum(lines.values())} lines of code"
 
 
 def test_the_size_counter_counts_code_alone() -> None:
