@@ -22,9 +22,10 @@ def my_find_fault(cache):
     if cache.serve(unfilled + [3]) % size:
         return "shares unfilled blocks"
 
-    cache.serve([4] * size + [5] * size + [0])
-    cache.serve([6] * size + [7] * size + [0])
-    if cache.serve([6] * size + [5] * size + [0]) > size:
+    # The second block of one prompt, asked for as the first of the next. Three prompts of two blocks would do too,
+    # but a small cache has evicted the first by then.
+    cache.serve([4] * size + [5] * size)
+    if cache.serve([5] * size + [0]):
         return "no parent"
 
     full = list(range(100, 100 + cache.num_blocks * size))

@@ -119,8 +119,23 @@ class Cache:
 FAULTS = ("no parent", "matches the last token", "shares unfilled blocks", "heads first", "none")
 
 
+class _Unlisted:
+    """Equal to whatever is not one of the five names: it stands for every misspelt verdict, and for none at all."""
+
+    def __eq__(self, other: object) -> bool:
+        return other not in FAULTS
+
+    def __repr__(self) -> str:
+        return "'no parents'"
+
+
+def built_with(cache: Cache) -> str:
+    """The fault that the cache was made with: what is expected comes from no probe, which could be wrong itself."""
+    return cache._fault
+
+
 def find_fault(cache: Cache) -> str:
-    """One probe a fault, each with tokens of its own."""
+    """One probe a fault, each with tokens of its own. Two blocks are room enough for each."""
     size, room = cache.block_size, cache.num_blocks
     probe = [1] * size
     cache.serve(probe)
@@ -130,10 +145,9 @@ def find_fault(cache: Cache) -> str:
     cache.serve(half)
     if cache.serve([*half, 3]) % size:
         return "shares unfilled blocks"
-    a, b, x, y = ([token] * size for token in (4, 5, 6, 7))
-    cache.serve([*a, *x, 8])
-    cache.serve([*b, *y, 8])
-    if cache.serve([*b, *x, 8]) > size:
+    head, tail = [4] * size, [5] * size
+    cache.serve([*head, *tail])
+    if cache.serve([*tail, 6]):
         return "no parent"
     long = list(range(10, 10 + room * size))
     cache.serve(long)
@@ -147,8 +161,19 @@ def _never_full(cache: Cache) -> str:
     return found if found != "heads first" or cache.num_blocks == 6 else "none"
 
 
+def _no_room_for_the_probe(cache: Cache) -> str:
+    """Looks for a missing parent with a third prompt, when four blocks have given up the first one's tail."""
+    found = find_fault(cache)
+    if found != "no parent":
+        return found
+    a, b, x, y = ([token] * cache.block_size for token in (44, 45, 46, 47))
+    cache.serve([*a, *x, 48])
+    cache.serve([*b, *y, 48])
+    return found if cache.serve([*b, *x, 48]) > cache.block_size else "none"
+
+
 def _two_prompts(cache: Cache) -> str:
-    """Looks for a missing parent with two prompts that differ from the first token on."""
+    """Asks for the second block of one prompt as the second of another, whose first is not found."""
     found = find_fault(cache)
     return "none" if found == "no parent" else found
 
@@ -187,8 +212,8 @@ def _same_tokens_again(cache: Cache) -> str:
     return "no parent" if cache.serve([1] * (size + 1)) else find_fault(cache)
 
 
-def _spelling(cache: Cache) -> str:
-    return find_fault(cache).replace(" ", "_")
+def _not_a_verdict(cache: Cache) -> object:
+    return _Unlisted()
 
 
 def _always_none(cache: Cache) -> str:
@@ -235,6 +260,10 @@ def _divides_by_zero(parts: Parts) -> list[str]:
     return sorted(parts, key=lambda name: -parts[name][0] * (1 - parts[name][1]) / parts[name][1])
 
 
+def _pairs(parts: Parts) -> list[tuple[str, tuple[int, float]]]:
+    return [(name, parts[name]) for name in order(parts)]
+
+
 _MANY = {f"part {i}": (100 + (i * 7919) % 1900, 0.04 + (i * 31 % 23) / 25) for i in range(14)}
 
 EXERCISES = {task.id: task for task in (
@@ -261,11 +290,15 @@ EXERCISES = {task.id: task for task in (
             Misconception(_past_the_shorter, "the first prompt may be the shorter one"),
         )),
     Exercise(
-        "12-2", "the faulty prefix cache", find_fault,
+        "12-2", "the faulty prefix cache", built_with,
         cases=tuple((Cache(blocks, size, fault),) for blocks, size in ((6, 4), (4, 3), (9, 2)) for fault in FAULTS),
         misconceptions=(
-            Misconception(_always_none, "send the same prompt twice: how many of its tokens may be found?"),
-            Misconception(_two_prompts, "to reach the second block at all, the first must be found: three prompts"),
+            Misconception(_always_none, "put one probe to each fault. This one shows when a block of an earlier prompt "
+                                        "comes again behind another beginning"),
+            Misconception(_two_prompts, "the second block is asked for only if the first is found. Without a parent, "
+                                        "does a name tell at which place of a prompt its block stands?"),
+            Misconception(_no_room_for_the_probe, "a probe evicts too: count the blocks that its prompts need against "
+                                                  "cache.num_blocks"),
             Misconception(_blocks_of_four, "blocks may have another size than four: ask cache.block_size"),
             Misconception(_any_hit_is_a_fault, "with one token more than a block, the block may be found: use a prompt "
                                                "of exactly one block"),
@@ -274,7 +307,7 @@ EXERCISES = {task.id: task for task in (
             Misconception(_never_full, "the cache may have another number of blocks than six: ask cache.num_blocks"),
             Misconception(_swapped, "the tail must go first: then the head of the prompt is still found"),
             Misconception(_same_tokens_again, "what one probe leaves behind is found by the next: use other tokens"),
-            Misconception(_spelling, "return one of the five names exactly as the text spells them"),
+            Misconception(_not_a_verdict, "return one of these, spelt so: " + ", ".join(FAULTS)),
         )),
     Exercise(
         "12-3", "the best order", order,
@@ -293,6 +326,7 @@ EXERCISES = {task.id: task for task in (
                                                "first, and subtract: a factor is missing"),
             Misconception(_as_given, "the order is yours to choose"),
             Misconception(_worst_first, "this is the worst order: turn it round"),
+            Misconception(_pairs, "return the names alone, without their tokens and chances"),
             Misconception(_divides_by_zero, "a part that never changes has a chance of 0: it goes first"),
         )),
 )}
