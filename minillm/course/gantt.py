@@ -52,7 +52,7 @@ def holds(steps: Steps, slots: int) -> list[Hold]:
 
 
 def gantt(runs: Mapping[str, Steps], *, slots: int, finding: str, edges: Mapping[str, Sequence[float]] | None = None,
-          x_label: str = "step", height: float = 0.0) -> Shown:
+          x_label: str = "step", height: float = 0.0, idle: str = "idle") -> Shown:
     """A panel a run over one axis: slots down, steps across. Dark: a prompt is read; hatched: nobody uses the slot.
 
     Args:
@@ -61,15 +61,15 @@ def gantt(runs: Mapping[str, Steps], *, slots: int, finding: str, edges: Mapping
         edges: by run, where each step begins and where the last ends (``len(steps) + 1`` values), in seconds for
             example; by default step s goes from s to s + 1.
         height: inches, in place of what the number of slots asks for.
+        idle: what the legend calls the hatching.
     """
     figure, axes = canvas(7.5, height or 1.0 + len(runs) * (0.35 + 0.24 * slots), nrows=len(runs), squeeze=False,
                           sharex=True)
     rows, labels = [], {}
     for ax, (name, steps) in zip(axes[:, 0], runs.items(), strict=True):
         at = list(edges[name]) if edges else list(range(len(steps) + 1))
-        idle = ax.barh(range(slots), at[-1] - at[0], left=at[0], height=0.8, facecolor="white", edgecolor="#999999",
-                       hatch="////", linewidth=0.6)
-        labels["idle"] = idle
+        labels[idle] = ax.barh(range(slots), at[-1] - at[0], left=at[0], height=0.8, facecolor="white",
+                               edgecolor="#999999", hatch="////", linewidth=0.6)
         for number, hold in enumerate(found := holds(steps, slots)):
             start, end = at[hold.first], at[hold.end]
             ax.barh(hold.slot, end - start, left=start, height=0.8, edgecolor="#333333", linewidth=0.6,
