@@ -74,7 +74,7 @@ def _legend(figure: Any, drawn: Collection[str]) -> None:
     from matplotlib.patches import Patch
 
     patches = {
-        "held": Patch(facecolor=_SHADES[0], edgecolor="#333333", label="held, by the request of this letter"),
+        "held": Patch(facecolor=_SHADES[0], edgecolor="#333333", label="held by this letter (colours repeat)"),
         "spare": Patch(facecolor="white", edgecolor="#999999", hatch="/////", label="held, not yet written"),
         "cached": Patch(facecolor=_CACHED, edgecolor="#333333", label="cached"),
         "free": Patch(facecolor=_FREE, edgecolor="#aaaaaa", label="free"),

@@ -103,6 +103,15 @@ def _powers_of_two(lengths: Sequence[int], price: int) -> int:
     return min((2**k for k in range(12, -1, -1)), key=lambda size: cost(lengths, price, size))
 
 
+def _small_powers_of_two(lengths: Sequence[int], price: int) -> int:
+    """No longer than the longest; the smallest of equals."""
+    return min((2**k for k in range(max(lengths).bit_length())), key=lambda size: cost(lengths, price, size))
+
+
+def _always_16(lengths: Sequence[int], price: int) -> int:
+    return 16
+
+
 def _rounds_down(lengths: Sequence[int], price: int) -> int:
     return min(range(max(lengths), 0, -1),
                key=lambda size: sum(n % size + price * (n // size) for n in lengths))
@@ -166,6 +175,8 @@ EXERCISES = {task.id: task for task in (
         misconceptions=(
             Misconception(_smallest_of_equals, "of equally cheap sizes return the largest: its tables are shorter"),
             Misconception(_powers_of_two, "a block may have any number of tokens, not only a power of two"),
+            Misconception(_small_powers_of_two, "try every size up to the longest, not only powers of two"),
+            Misconception(_always_16, "16 is an engine's habit: what do these lengths cost in blocks of 15, or of 17?"),
             Misconception(_rounds_down, "a last block that is filled in part is a block too: round up"),
             Misconception(_full_blocks_waste, "where the last block is filled exactly nothing is wasted: -n % size"),
             Misconception(_by_waste_alone, "each block costs `price` beside its unused slots"),

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from minillm.course.checking import Exercise, Misconception
 
+# By the pool's name: its fault, and when that shows (it stands here, so that no attribute of a pool tells).
+_FAULTS = {
+    "B": ("forgets the last block", "always"), "C": ("one too many", "always"), "D": ("gives a block twice", "always"),
+    "E": ("gives a block twice", "on release"), "F": ("forgets the last block", "part filled"),
+    "G": ("one too many", "grows"), "H": ("gives a block twice", "grows"), "I": ("forgets the last block", "late"),
+    "J": ("one too many", "late"), "K": ("gives a block twice", "late"),
+    "M": ("gives a block twice", "beside another"), "N": ("gives a block twice", "two tables"),
+    "O": ("gives a block twice", "two tables, late"),
+}
 
-@dataclass
+
 class ToyPool:
-    """Blocks for tables that are plain lists, with at most one fault. ``only`` says when the fault shows: always, when
-    a table ``grows``, when its last block is ``part filled``, or ``late``: not in a table's first four blocks."""
+    """Blocks for tables that are plain lists, with at most one fault, by its name. The fault shows always, when a table
+    ``grows``, when its last block is ``part filled``, ``late``: not in a table's first four blocks, ``on release``,
+    ``beside another`` table that holds blocks, or while ``two tables`` do: then the pool gives the other's last block
+    and loses the one that it should give, so that the number of free blocks stays right."""
 
-    name: str
-    fault: str = "none"
-    num_blocks: int = 40
-    block_size: int = 4
-    only: str = "always"
-    free: list[int] = field(default_factory=list, repr=False)
-    tokens: dict[int, int] = field(default_factory=dict, repr=False)  # by id of table
-
-    def __post_init__(self) -> None:
-        self.free = list(range(self.num_blocks))[::-1]
+    def __init__(self, name: str, num_blocks: int = 40, block_size: int = 4):
+        self.name, self.num_blocks, self.block_size = name, num_blocks, block_size
+        self._free = list(range(num_blocks))[::-1]
+        self._held: list[tuple[list[int], int]] = []  # each table and its tokens
 
     def __repr__(self) -> str:
         return f"pool {self.name}"
@@ -29,34 +32,45 @@ class ToyPool:
     @property
     def num_available(self) -> int:
         """What the pool takes for free."""
-        return len(self.free)
+        return len(self._free)
+
+    def _others(self, table: list[int]) -> list[tuple[list[int], int]]:
+        return [held for held in self._held if held[0] is not table]
 
     def allocate(self, table: list[int], num_tokens: int) -> bool:
         """Room for ``num_tokens`` in all; False, and nothing changes, where too few blocks are free."""
+        fault, only = _FAULTS.get(self.name, ("none", "always"))
         needed = -(-num_tokens // self.block_size)
-        if needed - len(table) > len(self.free):
+        if needed - len(table) > len(self._free):
             return False
-        shows = {"grows": bool(table), "late": needed > 4, "on release": False}.get(self.only, True)
+        others = self._others(table)
+        shows = {"grows": bool(table), "late": needed > 4, "on release": False, "beside another": bool(others),
+                 "two tables": bool(others), "two tables, late": bool(others) and needed > 4}.get(only, True)
         exact = num_tokens % self.block_size == 0
-        if self.fault == "one too many" and exact and shows and needed - len(table) < len(self.free):
+        if fault == "one too many" and exact and shows and needed - len(table) < len(self._free):
             needed = max(needed + 1, len(table))
         while len(table) < needed:
-            table.append(self.free.pop())
-            if self.fault == "gives a block twice" and shows:
-                self.free.insert(-1 if self.only == "always" else 0, table[-1])
+            table.append(self._free.pop())
+            if fault == "gives a block twice" and shows:
+                if only.startswith("two tables"):
+                    table[-1] = others[-1][0][-1]
+                else:
+                    self._free.insert(-1 if only == "always" else 0, table[-1])
                 shows = False
-        self.tokens[id(table)] = num_tokens
+        self._held = [*others, *([(table, num_tokens)] if table else [])]
         return True
 
     def release(self, table: list[int]) -> None:
         """Take all blocks of a table back."""
-        part_filled = self.tokens.pop(id(table), 0) % self.block_size != 0
+        fault, only = _FAULTS.get(self.name, ("none", "always"))
+        num_tokens = next((tokens for held, tokens in self._held if held is table), 0)
+        self._held = self._others(table)
         kept = 0
-        if self.fault == "forgets the last block" and table:
-            kept = {"part filled": part_filled, "late": len(table) > 4}.get(self.only, True)
-        if self.fault == "gives a block twice" and self.only == "on release" and len(table) > 1:
-            self.free.insert(0, table[0])
-        self.free += table[:len(table) - kept][::-1]
+        if fault == "forgets the last block" and table:
+            kept = {"part filled": num_tokens % self.block_size != 0, "late": len(table) > 4}.get(only, True)
+        if fault == "gives a block twice" and only == "on release" and len(table) > 1:
+            self._free.insert(0, table[0])
+        self._free += table[:len(table) - kept][::-1]
         table.clear()
 
 
@@ -155,6 +169,44 @@ def _small(pool: ToyPool) -> str:
         "forgets the last block" if free < toy.num_blocks else "gives a block twice")
 
 
+def _one_table(pool: ToyPool) -> str:
+    """All that one table can show."""
+    table: list[int] = []
+    for tokens in (8 * pool.block_size, 6 * pool.block_size - 1):
+        for count in range(1, tokens + 1):
+            pool.allocate(table, count)
+            if len(table) > -(-count // pool.block_size):
+                return "one too many"
+        if len({*table}) < len(table):
+            return "gives a block twice"
+        pool.release(table)
+    return _by_count(pool.num_available, pool.num_blocks)
+
+
+def _numbers_not_compared(pool: ToyPool) -> str:
+    """Two tables at once, and only how many blocks there are."""
+    tables, size = ([], []), pool.block_size
+    for last in (8 * size, 6 * size - 1):
+        for count in range(1, last + 1):
+            for table in tables:
+                pool.allocate(table, count)
+                if len(table) > -(-count // size):
+                    return "one too many"
+        for table in tables:
+            pool.release(table)
+    return _by_count(pool.num_available, pool.num_blocks)
+
+
+def _by_count(free: int, num_blocks: int) -> str:
+    return "none" if free == num_blocks else "forgets the last block" if free < num_blocks else "gives a block twice"
+
+
+def _any_difference_is_forgotten(pool: ToyPool) -> str:
+    """Takes any number of free blocks but all for a forgotten one."""
+    found = _numbers_not_compared(pool)
+    return "forgets the last block" if found == "gives a block twice" else found
+
+
 def _too_many_is_forgotten(pool: ToyPool) -> str:
     """Takes any number of free blocks that is too high for no fault."""
     found = find_fault(pool)
@@ -172,13 +224,10 @@ def _another_spelling(pool: ToyPool) -> str:
 
 EXERCISE = Exercise(
     "11-2", "the pool that leaks", find_fault,
-    cases=((ToyPool("A"),), (ToyPool("B", "forgets the last block"),), (ToyPool("C", "one too many"),),
-           (ToyPool("D", "gives a block twice"),), (ToyPool("E", "gives a block twice", only="on release"),),
-           (ToyPool("F", "forgets the last block", block_size=16, only="part filled"),),
-           (ToyPool("G", "one too many", block_size=7, only="grows"),),
-           (ToyPool("H", "gives a block twice", num_blocks=64, only="grows"),),
-           (ToyPool("I", "forgets the last block", only="late"),), (ToyPool("J", "one too many", only="late"),),
-           (ToyPool("K", "gives a block twice", only="late"),), (ToyPool("L", num_blocks=20, block_size=5),)),
+    cases=((ToyPool("A"),), (ToyPool("B"),), (ToyPool("C"),), (ToyPool("D"),), (ToyPool("E"),),
+           (ToyPool("F", block_size=16),), (ToyPool("G", block_size=7),), (ToyPool("H", num_blocks=64),),
+           (ToyPool("I"),), (ToyPool("J"),), (ToyPool("K"),), (ToyPool("L", num_blocks=20, block_size=5),),
+           (ToyPool("M"),), (ToyPool("N"),), (ToyPool("O", num_blocks=32, block_size=3),)),
     misconceptions=(
         Misconception(_never_releases, "let tables leave too: are all blocks free then, and no more than all?"),
         Misconception(_counts_at_the_end, "count a table's blocks after each allocation, and compare two tables: "
@@ -186,6 +235,11 @@ EXERCISE = Exercise(
         Misconception(_whole_blocks, "let a table leave whose last block is filled in part"),
         Misconception(_one_allocation, "let a table grow, token by token, over several blocks"),
         Misconception(_small, "let tables become longer than four blocks"),
+        Misconception(_one_table, "hold two tables at once, and look for a number that stands in both"),
+        Misconception(_numbers_not_compared, "how many are free may be right, and a number still stand in two tables "
+                                             "that are held together: compare the numbers"),
+        Misconception(_any_difference_is_forgotten, "are fewer blocks free than there are, or more? And does the same "
+                                                    "number stand in two tables that are held together?"),
         Misconception(_too_many_is_forgotten, "more free blocks than there are: one came back twice"),
         Misconception(_no_exact_fit, "ask for exactly block_size tokens, and twice that: how many blocks come?"),
         Misconception(_another_spelling, "return one of the four names exactly as the text spells them"),
