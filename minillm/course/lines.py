@@ -12,13 +12,14 @@ Values = Sequence[float]
 
 def lines(x: Values, panels: Mapping[str, Mapping[str, Values]], *, x_label: str, finding: str,
           yours: Mapping[str, Mapping[str, Values]] | None = None, level: float | None = None,
-          logarithmic: Sequence[str] = (), dashed: bool = False) -> Shown:
+          level_label: str = "", logarithmic: Sequence[str] = (), dashed: bool = False) -> Shown:
     """A panel for each of ``panels``: the label of its y axis to its lines, name to values over ``x``.
 
     Args:
         finding: the title and alternative text.
         yours: the reader's own lines by the same names, filled and solid; ``panels`` are then hollow and dashed.
         level: where a dotted line is drawn across every panel.
+        level_label: what the dotted line is, for the legend.
         logarithmic: the panels with a logarithmic y axis; the others begin at 0.
         dashed: hollow and dashed, as recorded runs are, also without ``yours``.
     """
@@ -33,7 +34,7 @@ def lines(x: Values, panels: Mapping[str, Mapping[str, Values]], *, x_label: str
                 ax.plot(x, yours[label][name], MARKERS[i] + "-", color=PALETTE[i], label=f"yours: {name}")
                 table[f"yours: {name}, {label}"] = list(yours[label][name])
         if level is not None:
-            ax.axhline(level, color="#555555", linestyle=":")
+            ax.axhline(level, color="#555555", linestyle=":", label=level_label or None)
         ax.set(xlabel=x_label, ylabel=label, xlim=(0, None))
         if label in logarithmic:
             ax.set_yscale("log")

@@ -68,16 +68,18 @@ def time_travel(history: History, settings: Mapping[str, Mapping[str, Any]], *,
         if (fork_at, then) not in forks:
             forks[fork_at, then] = moments(fork(history, fork_at, **settings[then]))
         other = forks[fork_at, then]
-        worlds = {"as it was": recorded[step], f"{then}, from step {fork_at} on": other[min(step, len(other) - 1)]}
+        worlds = {"as it was": recorded[min(step, len(recorded) - 1)],
+                  f"{then}, from step {fork_at} on": other[min(step, len(other) - 1)]}
         figure, axes = canvas(7.5, 1.7 + 0.21 * len(names), nrows=2, ncols=2, sharex="row",
                               height_ratios=(len(names), 2.2))
         for column, (world, moment) in enumerate(worlds.items()):
-            ended = " (over)" if column and step >= len(other) else ""
+            ended = " (over)" if step >= len((recorded, other)[column]) else ""
             axes[0, column].set_title(f"{world}{ended}:\n{moment}", fontsize=8.5, loc="left")
             _draw_requests(axes[0, column], names, moment, most)
             _draw_blocks(axes[1, column], names, moment.snapshot)
-        figure.suptitle(f"Step {step}. In the end: {len(recorded)} steps, {recorded[-1].num_again} tokens again as it "
-                        f"was; {len(other)} and {other[-1].num_again} in the fork.", x=0.01, ha="left", fontsize=9.5)
+        figure.suptitle(f"Step {step}. In the end: {len(recorded)} steps, {recorded[-1].num_again} tokens computed "
+                        f"again as it was; {len(other)} and {other[-1].num_again} in the fork.", x=0.01, ha="left",
+                        fontsize=9.5)
         words = "; ".join(f"{world}: {moment}" for world, moment in worlds.items())
         table: dict[str, list[Any]] = {"request": [*names, *counts]}
         for world, moment in worlds.items():
@@ -85,8 +87,9 @@ def time_travel(history: History, settings: Mapping[str, Mapping[str, Any]], *,
                             moment.snapshot.num_preempted, moment.num_again]
         return show(figure, alt=f"The scheduler after step {step}. {words}.", table=table)
 
-    steps = list(range(len(recorded)))
-    return explore(draw, step=steps, fork_at=steps, then=list(settings), default=dict(default or {}))
+    longest = max(len(recorded), *(len(moments(fork(history, 0, **own))) for own in settings.values()))
+    return explore(draw, step=list(range(longest)), fork_at=list(range(len(recorded))), then=list(settings),
+                   default=dict(default or {}))
 
 
 def _words(moment: Moment, request: str) -> str:
@@ -127,7 +130,10 @@ def _draw_blocks(axes: Any, names: Sequence[str], snapshot: Snapshot) -> None:
 
 
 def _letter(names: Sequence[str], name: str) -> str:
+    """Its own name where all are short, as in the table; else a letter or its place."""
     place = names.index(name)
+    if all(len(own) == 1 for own in names):
+        return name
     return chr(ord("A") + place) if len(names) <= 26 else str(place)
 
 

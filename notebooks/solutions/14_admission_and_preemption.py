@@ -42,4 +42,4 @@ def my_tuned(service):
         for place, values in enumerate(service.choices.values()):
             tries = [best[:place] + (value,) + best[place + 1:] for value in values]
             best = max(tries, key=run)
-    return best
+    return best, run(best)
