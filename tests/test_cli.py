@@ -305,7 +305,7 @@ def test_a_trace_is_written_for_the_viewers(run: Run, fake: Callable[..., Fake],
 
 def test_stats_tell_the_four_numbers_and_the_stages(run: Run, tiny_llm: Callable[..., LLM], tmp_path: Path,
                                                     monkeypatch: pytest.MonkeyPatch) -> None:
-    from minillm.measure import bench
+    from minillm.measure.bench import machine as bench
     from minillm.measure.card import MachineCard
 
     monkeypatch.setenv("MINILLM_HOME", str(tmp_path))
@@ -408,7 +408,7 @@ def test_pull_offline_says_what_forbids_it(run: Run, tmp_path: Path, monkeypatch
 
 
 def test_card_measures_saves_and_prints(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from minillm.measure import bench
+    from minillm.measure.bench import machine as bench
     from minillm.measure.card import MachineCard
 
     monkeypatch.setenv("MINILLM_HOME", str(tmp_path))

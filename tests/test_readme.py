@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from minillm.measure.compare import BASELINES
+from minillm.measure.bench.compare import BASELINES
 from minillm.measure.distribution import ratio_of_medians
 from minillm.measure.results import Recording
 

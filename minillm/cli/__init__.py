@@ -38,7 +38,7 @@ COMMANDS = {
                         "minillm.cli.estimate"),
     "simulate": Command("what thousands of requests would see: the real scheduler without a model",
                         "minillm.cli.simulate"),
-    "bench": Command("compare with transformers, or record the notebooks", "minillm.measure.compare", run="main"),
+    "bench": Command("compare with transformers, or record the notebooks", "minillm.measure.bench.compare", run="main"),
     "course": Command("copy, execute, record and lint the course's notebooks", "minillm.course.commands", run="main"),
 }
 

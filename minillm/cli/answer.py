@@ -183,7 +183,7 @@ def _answer(llm: LLM, messages: list[dict[str, str]], line: str, params: Samplin
 
 
 def _report(llm: LLM, output: RequestOutput, trace: Trace, waited: float | None) -> str:
-    from minillm.measure.bench import current_card
+    from minillm.measure.bench.machine import current_card
     from minillm.measure.report import decode_bytes_per_token, format_report
 
     device = llm.model.device.type

@@ -16,8 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, save, print (about ten seconds, without ``--kernels``)."""
-    from minillm.measure.bench import measure_card
-    from minillm.measure.bench_kernels import with_kernels
+    from minillm.measure.bench.kernels import with_kernels
+    from minillm.measure.bench.machine import measure_card
 
     card = with_kernels(measure_card(args.device), args.kernels)
     print(f"{card.describe()}\nkept in {card.save()}")

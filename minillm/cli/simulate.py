@@ -145,8 +145,8 @@ def _keep(args: argparse.Namespace, history: History) -> None:
 def _check_engine(args: argparse.Namespace, arrivals: Sequence[Arrival]) -> int:
     """Serve ``arrivals`` with the real engine, and compare with what the cost model says of the same run."""
     from minillm.llm import LLM
-    from minillm.measure.bench import current_card
-    from minillm.measure.bench_kernels import with_kernels
+    from minillm.measure.bench.kernels import with_kernels
+    from minillm.measure.bench.machine import current_card
     from minillm.measure.results import Recording, environment
 
     if args.on:

@@ -135,8 +135,8 @@ def with_kernels_apart(card: MachineCard, dtypes: Sequence[str], threads: int | 
 
 def _card_of_a_child(made_by: str, folder: Path, threads: int | None) -> MachineCard:
     code = ("import sys, torch; from minillm.course.session import available_cores; "
-            "from minillm.measure.bench import measure_card; from minillm.measure.bench_kernels import with_kernels; "
-            "from minillm.measure.card import MachineCard; "
+            "from minillm.measure.bench.machine import measure_card; "
+            "from minillm.measure.bench.kernels import with_kernels; from minillm.measure.card import MachineCard; "
             f"torch.set_num_threads(int(sys.argv[2]) or available_cores()); {made_by}.save(sys.argv[1])")
     done = subprocess.run([sys.executable, "-c", code, str(folder / CARD), str(threads or 0)], capture_output=True,
                           text=True)

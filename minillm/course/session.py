@@ -90,7 +90,7 @@ class Session:
         if is_recording():
             return recording_card()
         if again or not self._cards:
-            from minillm.measure.bench import current_card
+            from minillm.measure.bench.machine import current_card
 
             card = None if again else current_card(measure=False)
             if card is None or card.busy:

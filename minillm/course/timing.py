@@ -35,7 +35,7 @@ def request_record(output: RequestOutput, trace: Trace, since_s: float | None = 
 def median_seconds(work: Callable[[], Any], *, device: str = "cpu", seconds: float = 0.2, rounds: int = 5) -> float:
     """Median seconds a call of ``work``: once to warm up, then repeated for about ``seconds`` and at least ``rounds``
     times, each waited for on the device."""
-    from minillm.measure.bench import time_repeated
+    from minillm.measure.bench.machine import time_repeated
 
     return statistics.median(time_repeated(work, device, seconds, min_rounds=rounds, warmup=1))
 

@@ -18,7 +18,7 @@ from minillm.measure.results import read_strict_json, shipped_file
 @dataclass(frozen=True, kw_only=True)
 class KernelRates:
     """What real kernels reach on a machine, where the two straight lines of a roofline are too kind; measured by
-    :func:`minillm.measure.bench_kernels.measure_kernels` with matrices of one size, whatever the model.
+    :func:`minillm.measure.bench.kernels.measure_kernels` with matrices of one size, whatever the model.
 
     Args:
         linear: ``(rows, seconds)`` in rising order of rows: seconds a linear layer takes per byte of its weights, which

@@ -27,7 +27,7 @@ def probe_leftovers():
 leftovers_before = probe_leftovers()"""
 REPORT = """
 import json
-from minillm.measure.peers import peak_rss_bytes
+from minillm.measure.bench.peers import peak_rss_bytes
 used = peak_rss_bytes()
 left = {kind: sorted(map(str, now - leftovers_before[kind])) for kind, now in probe_leftovers().items()}
 print(json.dumps({"left": left, "memory_gb": used / 1e9}))"""

@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from minillm import llm
 from minillm.course import measuring, session
-from minillm.measure import bench
+from minillm.measure.bench import machine as bench
 from minillm.model import shapes
 
 path, another = sys.argv[1:]
@@ -102,6 +102,7 @@ LAYER = (P["qkv"] + P["output"] + P["mlp"]) // C.num_layers
 BODY = LAYER * C.num_layers + P["norms"]
 CLAIMS = {  # by notebook: what its runs must say of the model that was measured
     "02": lambda runs: runs["attention"]["flops_a_pair"] == PAIR,
+    "03": lambda runs: runs["parts"]["model"] == "another",
     "04": lambda runs: (runs["growth"]["weights"], runs["growth"]["head"]) == (BODY + HEAD, HEAD),
     "05": lambda runs: (runs["ttft"]["shape"] == {"body": BODY, "head": HEAD, "pair_flops": PAIR * C.num_layers}
                         and runs["crossing"]["flops"][4] == [PAIR * (T := 4 * LAYER // PAIR) * (T + 1) / 2,
@@ -110,6 +111,7 @@ CLAIMS = {  # by notebook: what its runs must say of the model that was measured
                         and runs["cache"]["token_bytes"] == 2 * C.num_layers * C.num_kv_heads * C.head_dim * 4),
     "07": lambda runs: runs["widths"]["points"]["float32"][-1][0] > 9 * 12.6e6,  # three times the default widths
     "08": lambda runs: runs["grid"]["model"] == "another" and len(runs["grid"]["rung_s"]) == 2,
+    "09": lambda runs: len(runs["harness"]["at once"]) == 8,
 }
 
 

@@ -13,7 +13,7 @@ from minillm.course import commands, execute, recording
 from minillm.course.files import CourseError
 from minillm.course.lint import measure_names
 from minillm.course.recording import record, recorded_card, with_kernels_apart
-from minillm.measure import compare
+from minillm.measure.bench import compare
 from minillm.measure.card import MachineCard
 from minillm.measure.results import Recording
 

@@ -159,7 +159,7 @@ def test_on_cuda_it_has_the_shape_for_the_card_random_weights_and_the_same_dtype
     from minillm.course.batteries.cache import tiny_config
 
     model, asked = measuring.random_decoder(tiny_config(), dtype="float32"), []
-    monkeypatch.setattr("minillm.measure.bench.current_card", lambda **_: a_card(
+    monkeypatch.setattr("minillm.measure.bench.machine.current_card", lambda **_: a_card(
         read_bytes_per_s=320e9, operator_overhead_s=1e-6, memory_bytes=15e9))
     monkeypatch.setattr(measuring, "random_decoder", lambda config, **options: asked.append((config, options)) or model)
     session = dataclasses.replace(start(threads=1), device="cuda:0", live=True)

@@ -6,12 +6,12 @@ import argparse
 
 import pytest
 
-from minillm.measure import batch_peers, bench, bench_serving, compare, serving_samples, step_costs
-from minillm.measure.batch_peers import BatchJob, batch_workload, load_batch_engine, stretch
-from minillm.measure.bench_serving import PARTS, Goal, Run, format_serving
-from minillm.measure.compare import SampleFailed
+from minillm.measure.bench import batch_peers, compare, machine, serving, serving_samples, step_costs
+from minillm.measure.bench.batch_peers import BatchJob, batch_workload, load_batch_engine, stretch
+from minillm.measure.bench.compare import SampleFailed
+from minillm.measure.bench.serving import PARTS, Goal, Run, format_serving
+from minillm.measure.bench.serving_samples import ServingSpec, gaps_after
 from minillm.measure.results import Recording
-from minillm.measure.serving_samples import ServingSpec, gaps_after
 
 SPEC = ServingSpec("", "", "m", "cpu")
 SPEEDS = {"paged": 90.0, "contiguous": 100.0}
@@ -126,8 +126,8 @@ def test_the_command_keeps_what_was_taken_whatever_ends_it(error, code, tmp_path
         if error and spec.side == "contiguous":
             raise error
         return fake(spec)
-    monkeypatch.setattr(bench, "current_card", lambda device: None)
-    monkeypatch.setattr(bench_serving, "Run", lambda spec: Run(spec, take))
+    monkeypatch.setattr(machine, "current_card", lambda device: None)
+    monkeypatch.setattr(serving, "Run", lambda spec: Run(spec, take))
     monkeypatch.chdir(tmp_path)
     assert compare.main(options("--only", "paged", "--rounds", "2", "--out", str(tmp_path / "kept.json"))) == code
     kept = Recording.load(tmp_path / "kept.json")
@@ -144,7 +144,7 @@ def test_bad_options_are_refused_before_anything_runs(arguments):
 
 def test_a_process_that_fails_is_reported_under_its_part_and_side():
     with pytest.raises(SampleFailed, match=r"^paged paged: its process ended with exit code 1:\n(?s:.)*no-such"):
-        bench_serving.cases_in_fresh_process(ServingSpec("paged", "paged", "./no-such-model", "cpu"))
+        serving.cases_in_fresh_process(ServingSpec("paged", "paged", "./no-such-model", "cpu"))
 
 
 # ---- the workload and the sides ----------------------------------------------------------------------------------

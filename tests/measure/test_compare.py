@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from minillm.measure import bench, compare, peers
-from minillm.measure.compare import (
+from minillm.measure.bench import compare, machine, peers
+from minillm.measure.bench.compare import (
     SampleFailed,
     convert_in_fresh_process,
     format_comparison,
@@ -20,8 +20,8 @@ from minillm.measure.compare import (
     run_comparison,
     sample_in_fresh_process,
 )
+from minillm.measure.bench.peers import SampleSpec
 from minillm.measure.metrics import RequestMetrics
-from minillm.measure.peers import SampleSpec
 from minillm.measure.results import Recording
 
 ENGINES = ["minillm-auto", "transformers-float32"]
@@ -90,7 +90,7 @@ def test_a_failed_sample_ends_the_run_and_keeps_what_was_taken(error, tmp_path, 
         if (failure := next(taken)) is not None:
             raise failure
         return fake_sample(s)
-    monkeypatch.setattr(bench, "current_card", lambda device: None)
+    monkeypatch.setattr(machine, "current_card", lambda device: None)
     monkeypatch.setattr(compare, "convert_in_fresh_process", lambda model: None)
     monkeypatch.setattr(compare, "benchmark_ids", lambda *lengths: ([1, 2], [3]))
     monkeypatch.setattr(compare, "run_comparison", lambda *given, **more: run_comparison(*given, **more, take=take))
@@ -212,8 +212,8 @@ def test_transformers_is_timed_a_token_at_a_time(tiny_folder):
 
 
 def test_a_card_measures_every_ceiling(monkeypatch):
-    monkeypatch.setattr(bench, "_buffer_bytes", lambda *_: 2**22)
-    card = bench.measure_card("cpu", seconds=0.1)
+    monkeypatch.setattr(machine, "_buffer_bytes", lambda *_: 2**22)
+    card = machine.measure_card("cpu", seconds=0.1)
     assert card.read_bytes_per_s > 1e8 and card.buffer_bytes == 2**22
     assert set(card.flops_per_s) == {"float32", "bfloat16", "float16"} and min(card.flops_per_s.values()) > 1e6
     assert 1e-8 < card.operator_overhead_s < 1e-3 and card.noise >= 0
@@ -221,26 +221,26 @@ def test_a_card_measures_every_ceiling(monkeypatch):
 
 
 def test_the_read_buffer_is_far_larger_than_the_cache_but_leaves_memory_free(monkeypatch):
-    monkeypatch.setattr(bench, "free_bytes", lambda _: 8 * 2**30)
-    assert bench._buffer_bytes("cpu", 260 * 2**20) == 1040 * 2**20
-    assert bench._buffer_bytes("cpu", 0) >= 256 * 2**20
-    monkeypatch.setattr(bench, "free_bytes", lambda _: 2**30)
-    assert bench._buffer_bytes("cpu", 260 * 2**20) == 2**28
+    monkeypatch.setattr(machine, "free_bytes", lambda _: 8 * 2**30)
+    assert machine._buffer_bytes("cpu", 260 * 2**20) == 1040 * 2**20
+    assert machine._buffer_bytes("cpu", 0) >= 256 * 2**20
+    monkeypatch.setattr(machine, "free_bytes", lambda _: 2**30)
+    assert machine._buffer_bytes("cpu", 260 * 2**20) == 2**28
 
 
 def test_a_saved_card_is_used_until_it_is_stale(tmp_path, monkeypatch):
     monkeypatch.setenv("MINILLM_HOME", str(tmp_path))
-    monkeypatch.setattr(bench, "_buffer_bytes", lambda *_: 2**20)
-    quiet, measured = replace(bench.measure_card("cpu", seconds=0.05), noise=0.0, cpu_share=1.0), []
-    monkeypatch.setattr(bench, "measure_card", lambda device: measured.append(device) or quiet)
-    assert bench.current_card("cpu", measure=False) is None
-    assert bench.current_card("cpu") == bench.current_card("cpu") and measured == ["cpu"]
+    monkeypatch.setattr(machine, "_buffer_bytes", lambda *_: 2**20)
+    quiet, measured = replace(machine.measure_card("cpu", seconds=0.05), noise=0.0, cpu_share=1.0), []
+    monkeypatch.setattr(machine, "measure_card", lambda device: measured.append(device) or quiet)
+    assert machine.current_card("cpu", measure=False) is None
+    assert machine.current_card("cpu") == machine.current_card("cpu") and measured == ["cpu"]
     content = json.loads((tmp_path / "card.json").read_text()) | {"num_threads": 999}
     (tmp_path / "card.json").write_text(json.dumps(content))
-    assert bench.current_card("cpu").num_threads != 999 and len(measured) == 2
+    assert machine.current_card("cpu").num_threads != 999 and len(measured) == 2
 
 
 def test_repeated_timing_warms_up_and_takes_at_least_the_rounds_asked_for():
     calls = []
-    samples = bench.time_repeated(lambda: calls.append(1), seconds=0.0, min_rounds=7, warmup=3)
+    samples = machine.time_repeated(lambda: calls.append(1), seconds=0.0, min_rounds=7, warmup=3)
     assert len(samples) == 7 and len(calls) == 10 and min(samples) >= 0

@@ -95,7 +95,7 @@ def test_a_card_describes_itself_with_units():
 
 
 def test_the_room_needs_no_torch():
-    modules = ["distribution", "metrics", "trace", "card", "results", "report", "compare"]
+    modules = ["distribution", "metrics", "trace", "card", "results", "report", "bench.compare"]
     imports = "; ".join(f"import minillm.measure.{name}" for name in modules)
     code = f"import sys; {imports}; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

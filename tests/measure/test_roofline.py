@@ -17,7 +17,7 @@ from minillm.attention.paged import PagedAttention
 from minillm.attention.torch_backend import ContiguousAttention
 from minillm.cache.blocks import BlockPool
 from minillm.config import DTYPES
-from minillm.measure.bench_kernels import check_grid, measure_kernels, median_error
+from minillm.measure.bench.kernels import check_grid, measure_kernels, median_error
 from minillm.measure.card import MachineCard
 from minillm.measure.hardware import Hardware, KernelRates, known_hardware
 from minillm.measure.roofline import (

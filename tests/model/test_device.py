@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from minillm import assemble
-from minillm.measure import bench, peers
+from minillm.measure.bench import machine, peers
 from minillm.model.device import resolve_device
 
 
 def test_engine_and_measurements_ask_the_same_rule():
-    assert assemble.resolve_device is bench.resolve_device is peers.resolve_device is resolve_device
+    assert assemble.resolve_device is machine.resolve_device is peers.resolve_device is resolve_device
 
 
 def test_auto_is_cpu_where_there_is_no_cuda_whatever_else_there_is(monkeypatch):

@@ -27,7 +27,7 @@ import torch
 
 from minillm import LLM, SamplingParams
 from minillm.extras import require
-from minillm.measure.compare import TEXT
+from minillm.measure.bench.compare import TEXT
 from minillm.model.hub import cache_dir, resolve
 from minillm.text.tokenizer import load_tokenizer
 
@@ -168,7 +168,7 @@ def load_transformers(model: str, dtype: str, device: str) -> Any:
     require("transformers", "accelerate")
     from transformers import AutoModelForCausalLM, logging
 
-    from minillm.measure.peers import hugging_face_folder
+    from minillm.measure.bench.peers import hugging_face_folder
 
     logging.set_verbosity_error()
     loaded = AutoModelForCausalLM.from_pretrained(hugging_face_folder(model), dtype=dtype).to(device).eval()

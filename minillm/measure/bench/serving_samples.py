@@ -1,7 +1,7 @@
 """One sample of a part of the serving benchmark, in a process of its own. (Needs torch.)
 
-``python -m minillm.measure.serving_samples JSON`` takes a :class:`ServingSpec` and prints, as its last line, a list of
-cases: ``{"case": name, "step_s": 0.012, ...}``. :mod:`~minillm.measure.bench_serving` repeats and reports them.
+``python -m minillm.measure.bench.serving_samples JSON`` takes a :class:`ServingSpec` and prints, as its last line, a
+list of cases: ``{"case": name, "step_s": 0.012, ...}``. :mod:`~minillm.measure.bench.serving` repeats and reports them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from minillm import LLM
 from minillm.attention.torch_backend import ContiguousAttention
 from minillm.llm import Stream
-from minillm.measure import step_costs
-from minillm.measure.batch_peers import BatchJob, batch_workload, greedy, load_batch_engine, stretch, text_ids
+from minillm.measure.bench import step_costs
+from minillm.measure.bench.batch_peers import BatchJob, batch_workload, greedy, load_batch_engine, stretch, text_ids
 from minillm.measure.distribution import percentile
 from minillm.measure.report import decode_bytes_per_token
 from minillm.model.device import resolve_device
@@ -114,14 +114,14 @@ def gaps_after(times_s: Sequence[float], from_s: float) -> list[float]:
 
 
 def take_overhead(spec: ServingSpec) -> list[Case]:
-    """See :func:`~minillm.measure.step_costs.step_parts` and ``sampler_by_vocabulary``."""
+    """See :func:`~minillm.measure.bench.step_costs.step_parts` and ``sampler_by_vocabulary``."""
     if spec.side == "sampler":
         return step_costs.sampler_by_vocabulary(spec.device)
     return step_costs.step_parts(spec.model, spec.device)
 
 
 def take_growth(spec: ServingSpec) -> list[Case]:
-    """See :func:`~minillm.measure.step_costs.decode_by_load` and ``scheduler_by_queue``."""
+    """See :func:`~minillm.measure.bench.step_costs.decode_by_load` and ``scheduler_by_queue``."""
     if spec.side == "scheduler":
         return step_costs.scheduler_by_queue()
     return step_costs.decode_by_load(spec.model, spec.device)

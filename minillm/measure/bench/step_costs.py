@@ -19,8 +19,8 @@ from minillm import LLM, SamplingParams
 from minillm.attention.base import StepTensors
 from minillm.attention.paged import PagedAttention
 from minillm.cache.blocks import BlockPool
-from minillm.measure.batch_peers import greedy, stretch, text_ids
-from minillm.measure.bench import time_repeated
+from minillm.measure.bench.batch_peers import greedy, stretch, text_ids
+from minillm.measure.bench.machine import time_repeated
 from minillm.measure.distribution import percentile
 from minillm.measure.report import kv_bytes_read
 from minillm.model.config import ModelConfig

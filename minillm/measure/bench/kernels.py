@@ -18,7 +18,7 @@ import torch
 from minillm.attention.base import StepTensors
 from minillm.attention.torch_backend import ContiguousAttention, causal_attention
 from minillm.cache.kv import ContiguousCache
-from minillm.measure.bench import time_repeated
+from minillm.measure.bench.machine import time_repeated
 from minillm.measure.card import MachineCard
 from minillm.measure.distribution import Spread
 from minillm.measure.hardware import Hardware, KernelRates

@@ -23,8 +23,8 @@ from minillm.measure.report import table
 from minillm.measure.results import Recording, environment, shown_path
 
 if TYPE_CHECKING:
+    from minillm.measure.bench.peers import SampleSpec
     from minillm.measure.card import MachineCard
-    from minillm.measure.peers import SampleSpec
 
 DEFAULT_ENGINES = ("minillm-auto", "minillm-float32", "minillm-bfloat16", "transformers-float32",
                    "transformers-bfloat16")
@@ -55,8 +55,8 @@ class SampleFailed(RuntimeError):
 
 
 def sample_in_fresh_process(spec: SampleSpec) -> dict[str, Any]:
-    """The sample that ``minillm.measure.peers`` takes for ``spec``; :class:`SampleFailed` when it takes none."""
-    said = run_in_fresh_process(spec.engine, "minillm.measure.peers", json.dumps(asdict(spec)))
+    """The sample that ``minillm.measure.bench.peers`` takes for ``spec``; :class:`SampleFailed` when it takes none."""
+    said = run_in_fresh_process(spec.engine, "minillm.measure.bench.peers", json.dumps(asdict(spec)))
     try:
         return json.loads(said.strip().splitlines()[-1])
     except ValueError as error:
@@ -64,8 +64,8 @@ def sample_in_fresh_process(spec: SampleSpec) -> dict[str, Any]:
 
 
 def convert_in_fresh_process(model: str) -> None:
-    """Have the model ready for transformers, see :func:`minillm.measure.peers.hugging_face_folder`."""
-    run_in_fresh_process(f"converting {model} for transformers", "minillm.measure.peers", "--convert", model)
+    """Have the model ready for transformers, see :func:`minillm.measure.bench.peers.hugging_face_folder`."""
+    run_in_fresh_process(f"converting {model} for transformers", "minillm.measure.bench.peers", "--convert", model)
 
 
 def run_in_fresh_process(what: str, module: str, *arguments: str) -> str:
@@ -205,7 +205,7 @@ def _same_token_lines(recording: Recording, engines: Sequence[str]) -> list[str]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``minillm bench``."""
-    from minillm.measure import bench_serving
+    from minillm.measure.bench import serving
 
     parser.add_argument("what", nargs="?", choices=("compare", "serving", "record"), default="compare",
                         help="compare one request with transformers (default), serving: many requests beside other "
@@ -221,7 +221,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engines", default=",".join(DEFAULT_ENGINES), metavar="A,B",
                         help=f"with commas between them, of: {', '.join(ENGINES)} (default: all but float16)")
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1, mps")
-    bench_serving.add_arguments(parser)
+    serving.add_arguments(parser)
     recording = parser.add_argument_group("record")
     recording.add_argument("--notebooks", default="", metavar="NN,NN", help="of these notebooks alone (default: all)")
     recording.add_argument("--force", action="store_true", help="on a busy machine too")
@@ -238,9 +238,9 @@ def main(args: argparse.Namespace) -> int:
 
         return record_all(args)
     if args.what == "serving":
-        from minillm.measure import bench_serving
+        from minillm.measure.bench import serving
 
-        return bench_serving.main(args)
+        return serving.main(args)
     engines = [name.strip() for name in args.engines.split(",") if name.strip()]
     name = args.out.stem if args.out else f"compare-{datetime.now(UTC):%Y-%m-%d-%H%M%S}"
     try:
@@ -248,8 +248,8 @@ def main(args: argparse.Namespace) -> int:
         if "transformers" in sides:
             require("transformers", "accelerate")
             convert_in_fresh_process(args.model)
-        from minillm.measure.bench import current_card
-        from minillm.measure.peers import SampleSpec
+        from minillm.measure.bench.machine import current_card
+        from minillm.measure.bench.peers import SampleSpec
 
         prompt_ids, prefill_ids = benchmark_ids(args.model, args.prompt_tokens, args.prefill_tokens)
         spec = SampleSpec("", args.model, prompt_ids, prefill_ids, args.new_tokens, args.device)

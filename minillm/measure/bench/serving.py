@@ -1,8 +1,8 @@
 """``minillm bench serving``: many requests at once beside other engines, and what each costs. No torch here.
 
 Each part takes its sides in turn, every sample in a process of its own, every other round in reverse order (see
-:mod:`~minillm.measure.compare`), and reports medians with the middle half around them, achieved GB/s with their share
-of what this machine reads at best, and ratios of paired samples beside the floors that they are held to.
+:mod:`~minillm.measure.bench.compare`), and reports medians with the middle half around them, achieved GB/s with their
+share of what this machine reads at best, and ratios of paired samples beside the floors that they are held to.
 """
 
 from __future__ import annotations
@@ -15,13 +15,19 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from minillm.measure.compare import SampleFailed, convert_in_fresh_process, run_in_fresh_process, say_now, spread_text
+from minillm.measure.bench.compare import (
+    SampleFailed,
+    convert_in_fresh_process,
+    run_in_fresh_process,
+    say_now,
+    spread_text,
+)
 from minillm.measure.distribution import Spread, ratio_of_medians
 from minillm.measure.report import table
 from minillm.measure.results import Recording, environment, shown_path
 
 if TYPE_CHECKING:
-    from minillm.measure.serving_samples import ServingSpec
+    from minillm.measure.bench.serving_samples import ServingSpec
 
 BATCH_SIZES = (8, 16, 32)
 # (key of a sample, its heading, how many of its unit make one of the sample's)
@@ -109,9 +115,9 @@ Take = Callable[["ServingSpec"], list[dict[str, Any]]]
 
 
 def cases_in_fresh_process(spec: ServingSpec) -> list[dict[str, Any]]:
-    """What :mod:`~minillm.measure.serving_samples` measures for ``spec``; :class:`SampleFailed` when it can't."""
+    """What :mod:`~minillm.measure.bench.serving_samples` measures for ``spec``; :class:`SampleFailed` when it can't."""
     name = f"{spec.part} {spec.side}"
-    said = run_in_fresh_process(name, "minillm.measure.serving_samples", json.dumps(asdict(spec)))
+    said = run_in_fresh_process(name, "minillm.measure.bench.serving_samples", json.dumps(asdict(spec)))
     try:
         return json.loads(said.strip().splitlines()[-1])
     except ValueError as error:
@@ -239,8 +245,8 @@ def main(args: argparse.Namespace) -> int:
     sizes = [int(size) for size in args.batch_sizes.split(",")]
     if not names or {*names} - {*PARTS} or args.rounds < 1 or min(sizes) < 1:
         raise ValueError(f"--only takes parts of {', '.join(PARTS)}; --rounds and --batch-sizes numbers from 1")
-    from minillm.measure.bench import current_card
-    from minillm.measure.serving_samples import ServingSpec
+    from minillm.measure.bench.machine import current_card
+    from minillm.measure.bench.serving_samples import ServingSpec
 
     card = current_card(args.device)
     where = environment(card=asdict(card) if card else None)  # before our own load counts as the machine's

@@ -1,4 +1,4 @@
-"""Timing done right, and the machine card measured with it. (The one module of this room that imports torch.)
+"""Timing done right, and the machine card measured with it.
 
 The rules: warm up first (allocation, code paths, clocks); wait for the device before the clock starts and before it
 stops; repeat; report the median and the spread, never the best or a single run.

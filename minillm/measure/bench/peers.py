@@ -1,6 +1,6 @@
 """One benchmark sample in a process of its own: minillm, or transformers beside it, on the same ids. (Needs torch.)
 
-``python -m minillm.measure.peers JSON`` takes a :class:`SampleSpec` and prints the sample as its last line;
+``python -m minillm.measure.bench.peers JSON`` takes a :class:`SampleSpec` and prints the sample as its last line;
 ``--convert MODEL`` only prepares what transformers loads, so that no sample pays for it.
 
 What makes the sides comparable: the same weights, ids and number of new tokens; greedy, with end-of-sequence ids
@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import torch
 
-from minillm.measure.compare import parse_engine
+from minillm.measure.bench.compare import parse_engine
 from minillm.measure.metrics import RequestMetrics
 from minillm.measure.report import decode_bytes_per_token, kv_bytes_read
 from minillm.model.device import resolve_device
