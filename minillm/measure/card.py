@@ -1,7 +1,7 @@
 """The machine card: what this machine can do at best, measured once and kept. No torch.
 
 Every estimate starts from it: bytes / read bandwidth, FLOPs / FLOP rate, operators x overhead. It is measured by
-:func:`minillm.measure.bench.measure_card`.
+:func:`minillm.measure.bench.machine.measure_card`.
 """
 
 from __future__ import annotations
