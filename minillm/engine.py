@@ -59,7 +59,12 @@ class Engine:
             InvalidRequest: see :class:`~minillm.limits.Limits`.
             QueueFull: ``max_waiting`` requests wait already; nothing has been queued.
         """
-        token_ids, priority = self.limits.prompt(prompt_token_ids, params), self.limits.priority(priority)
+        return self.enqueue(self.limits.prompt(prompt_token_ids, params), params, prompt=prompt, arrival_s=arrival_s,
+                            priority=self.limits.priority(priority))
+
+    def enqueue(self, token_ids: list[int], params: SamplingParams, *, prompt: str | None = None,
+                arrival_s: float | None = None, priority: int = 0) -> Submission:
+        """As :meth:`submit`, for what :class:`~minillm.limits.Limits` has let through already."""
         arrival_s = time.perf_counter() if arrival_s is None else arrival_s
         return self._exclusively(self._queue, token_ids, params, prompt, arrival_s, priority)
 

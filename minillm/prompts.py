@@ -41,9 +41,9 @@ class Job:
     end_s: float
 
     def submit(self, engine: Engine) -> Submission:
-        """Queue it, and record the stages before the queue; raises as :meth:`Engine.submit` does."""
-        submission = engine.submit(self.token_ids, self.params, prompt=self.text, arrival_s=self.arrival_s,
-                                   priority=self.priority)
+        """Queue it, and record the stages before the queue; raises as :meth:`Engine.enqueue` does."""
+        submission = engine.enqueue(self.token_ids, self.params, prompt=self.text, arrival_s=self.arrival_s,
+                                    priority=self.priority)
         request = submission.choices[0].request
         engine.span("arrive", self.arrival_s, self.arrival_s, request)
         engine.span("tokenize", self.start_s, self.end_s, request)

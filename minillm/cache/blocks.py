@@ -101,6 +101,10 @@ class BlockPool:
         """Blocks that nobody holds and a prompt may match."""
         return len(self._cached)
 
+    def is_cached(self, block: int) -> bool:
+        """Whether nobody holds ``block`` and a prompt may match it."""
+        return block in self._cached
+
     def num_missing(self, table: BlockTable, num_tokens: int) -> int:
         """Blocks that ``table`` lacks to hold ``num_tokens`` in all."""
         return max(0, -(-num_tokens // self.block_size) - len(table.blocks))

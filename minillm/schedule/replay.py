@@ -223,7 +223,7 @@ def _blocks_of(pool: BlockPool, requests: Sequence[Request]) -> tuple[Block, ...
             holders.setdefault(block, []).append(name_of(request))
     return tuple(
         Block("held", tuple(holders[block])) if block in holders else
-        Block("cached" if block in pool._cached else "free", ()) for block in range(pool.num_blocks))
+        Block("cached" if pool.is_cached(block) else "free", ()) for block in range(pool.num_blocks))
 
 
 def _words(items: Sequence[Item]) -> str:
