@@ -29,7 +29,8 @@ demo: $(VENV)/.installed-demo ## a real model answers: make demo PROMPT="..."
 
 test: $(VENV)/.installed-dev ## everything that CI runs: unit tests and every notebook
 	$(PY) -m minillm pull
-	$(PY) -m pytest $(NBVAL) -n $(WORKERS) --dist loadfile $(TESTS)
+	@# In the order of collection: the file that takes longest, notebooks in a browser, begins early and not last.
+	$(PY) -m pytest $(NBVAL) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 lab: $(VENV)/.installed-notebooks ## JupyterLab, at your own copy of notebook 00
 	$(PY) -m minillm pull
