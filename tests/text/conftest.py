@@ -34,6 +34,7 @@ WHITESPACE_AND_CONTROLS = [
 class Kind(NamedTuple):
     """Ours and the oracle, of one kind of tokenizer."""
 
+    name: str
     ours: Tokenizer
     oracle: tokenizers.Tokenizer
     folder: Path
@@ -132,7 +133,7 @@ def _train(name: str, folder: Path, corpus: list[str]) -> Kind:
     ])
     file = folder / "tokenizer.json"
     tokenizer.save(str(file))
-    return Kind(load_tokenizer(folder), tokenizers.Tokenizer.from_file(str(file)), folder)
+    return Kind(name, load_tokenizer(folder), tokenizers.Tokenizer.from_file(str(file)), folder)
 
 
 @pytest.fixture(scope="session", params=_KINDS)
@@ -168,4 +169,4 @@ def default_kind(default_model: Path) -> Kind:
     oracle.decoder = decoders.ByteLevel()
     types = data["tokenizer.ggml.token_type"]
     oracle.add_special_tokens([token for token, kind in zip(tokens, types) if kind == 3])
-    return Kind(load_tokenizer(default_model), oracle, default_model)
+    return Kind(default_model.stem, load_tokenizer(default_model), oracle, default_model)
