@@ -7,16 +7,14 @@ makes a step atomic, and whoever waits for tokens drives the engine for everybod
 from __future__ import annotations
 
 import hashlib
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, get_args
+from typing import get_args
 from weakref import ref
 
 from minillm.config import EngineConfig
-from minillm.errors import EngineDead, QueueFull
+from minillm.errors import QueueFull
 from minillm.limits import Limits
 from minillm.measure.metrics import EngineStats
 from minillm.measure.trace import Trace
@@ -27,10 +25,10 @@ from minillm.schedule.plan import StepPlan
 from minillm.schedule.scheduler import SchedulerProtocol
 from minillm.submission import Choice, Submission
 from minillm.text.tokenizer import Tokenizer
+from minillm.turns import Turns
 
 # A thread that waits for its tokens while another drives the engine looks for them this often.
 _HANDOVER_S = 0.005
-T = TypeVar("T")
 
 
 class Engine:
@@ -40,14 +38,11 @@ class Engine:
                  limits: Limits):
         self.runner, self.scheduler, self.tokenizer, self.config = runner, scheduler, tokenizer, config
         self.limits = limits
+        self.turns = Turns(self._cancel)
         self.traces: list[Trace] = []
         self._stats = EngineStats(num_finished=dict.fromkeys(get_args(FinishReason), 0))
         self._in_flight: dict[Request, tuple[ref[Submission], Choice]] = {}
-        self._lock = threading.RLock()
-        self._in_use = threading.Lock()
-        self._to_cancel: deque[frozenset[str] | None] = deque()  # None: every request
         self._num_submissions = 0
-        self._closed = False
 
     # ---- requests in -------------------------------------------------------------------------------------------
 
@@ -66,20 +61,21 @@ class Engine:
                 arrival_s: float | None = None, priority: int = 0) -> Submission:
         """As :meth:`submit`, for what :class:`~minillm.limits.Limits` has let through already."""
         arrival_s = time.perf_counter() if arrival_s is None else arrival_s
-        return self._exclusively(self._queue, token_ids, params, prompt, arrival_s, priority)
+        return self.turns.exclusively(self._queue, token_ids, params, prompt, arrival_s, priority)
 
-    def _check_room(self, num_requests: int) -> None:
+    def check_room(self, num_requests: int) -> None:
         """Raise :class:`QueueFull` when so many more requests are more than may wait, free places aside."""
         if self.config.max_waiting is None:
             return
         places = getattr(self.scheduler, "max_num_seqs", self.config.max_num_seqs) - len(self.scheduler.running)
         if len(self.scheduler.waiting) + num_requests > max(0, places) + self.config.max_waiting:
-            raise QueueFull(f"{len(self.scheduler.waiting)} requests wait already, and max_waiting is "
-                            f"{self.config.max_waiting}: try again later, or raise it")
+            raise QueueFull(f"{num_requests} more: {len(self.scheduler.waiting)} requests wait already, "
+                            f"{max(0, places)} can start, and max_waiting is {self.config.max_waiting}. Try again "
+                            "later, ask for fewer at once, or raise it")
 
     def _queue(self, token_ids: list[int], params: SamplingParams, prompt: str | None, arrival_s: float,
                priority: int) -> Submission:
-        self._check_room(params.n)
+        self.check_room(params.n)
         number = self._num_submissions
         self._num_submissions += 1
         most = self.limits.max_model_len
@@ -89,13 +85,13 @@ class Engine:
             seed=_derived_seed(self.config.seed, number) if params.seed is None else params.seed,
             max_total_tokens=min(limit, most), priority=priority, arrival_s=arrival_s,
             eos_token_ids=self.runner.model.config.eos_token_ids,
-        ) for index in range(params.n)], self.tokenizer, prompt, self.cancel)
+        ) for index in range(params.n)], self.tokenizer, prompt, self.cancel, self.turns.cancel_soon)
         try:
             for choice in submission.choices:
                 self._in_flight[choice.request] = ref(submission), choice
                 self.scheduler.add(choice.request)
         except BaseException as error:
-            self._abandon([choice.request for choice in submission.choices], error)
+            self._end([choice.request for choice in submission.choices], "error", f"{type(error).__name__}: {error}")
             raise
         return submission
 
@@ -105,50 +101,35 @@ class Engine:
         What they held is free on return, text made so far stays in their outputs, and nobody else is touched. Called
         from inside a step (by a signal handler, a finalizer or a plugged-in part), it takes effect after that step.
         """
-        self._cancel(frozenset(request_ids))
+        self.turns.cancel(frozenset(request_ids))
 
     def cancel_all(self) -> None:
         """Cancel every request in flight, as :meth:`cancel` does those named."""
-        self._cancel(None)
+        self.turns.cancel(None)
 
-    def _cancel(self, request_ids: frozenset[str] | None) -> None:
-        with self._lock:
-            self._to_cancel.append(request_ids)
-            if not self._in_use.locked():
-                self._cancel_now()
+    def _cancel(self, request_ids: frozenset[str] | None) -> list[Exception]:
+        return self._end([request for request in tuple(self._in_flight)
+                          if request_ids is None or request.request_id in request_ids], "cancelled")
 
-    def _cancel_now(self) -> None:
-        while self._to_cancel:
-            request_ids = self._to_cancel.popleft()
-            for request in [r for r in self._in_flight if request_ids is None or r.request_id in request_ids]:
-                self.scheduler.finish(request, "cancelled")
-                self._deliver(request, None)
+    def _end(self, requests: Iterable[Request], reason: FinishReason, error: str | None = None) -> list[Exception]:
+        """End those of ``requests`` that are in flight. A plugged-in part or a reader that raises at one keeps no other
+        from its end; returns what was raised."""
+        failures = []
+        for request in requests:
+            try:
+                self.scheduler.finish(request, reason, error=error)
+                if request in self._in_flight:
+                    if request.finish_reason != reason:  # finished already, and its last token never delivered
+                        request.finish_reason, request.stop_reason = reason, None
+                    request.error = error
+                    self._deliver(request, None)
+            except Exception as failure:
+                failures.append(failure)
+        return failures
 
     def close(self) -> None:
         """Cancel everything; any later use raises :class:`EngineDead`."""
-        with self._lock:
-            self._closed = True
-            self.cancel_all()
-
-    def _exclusively(self, work: Callable[..., T], *args: Any) -> T:
-        """Call ``work(*args)``; no other thread changes the engine meanwhile, and this one's cancellations wait.
-
-        The lock alone would let the same thread in again, half way through a step: signal handlers, finalizers of
-        dropped streams and plugged-in parts run in whatever thread is there.
-        """
-        with self._lock:
-            if self._closed:
-                raise EngineDead("this engine has been closed; make a new LLM")
-            if self._in_use.locked():
-                raise RuntimeError("the engine was called from inside its own step; call it before or after")
-            try:
-                try:
-                    with self._in_use:
-                        return work(*args)
-                finally:
-                    self._cancel_now()
-            except StopIteration as error:  # let through, it would look like the end of a stream
-                raise RuntimeError("a part of the engine raised StopIteration") from error
+        self.turns.close()
 
     # ---- one step ----------------------------------------------------------------------------------------------
 
@@ -159,7 +140,7 @@ class Engine:
         ``finish_reason="error"``, one from the scheduler all requests; it is raised, and the engine goes on. Ctrl-C
         in the model or sampler ends none: nothing has been committed, so the next step does that one again.
         """
-        return self._exclusively(self._step)
+        return self.turns.exclusively(self._step)
 
     def _step(self) -> bool:
         plan, computing = None, False
@@ -177,28 +158,37 @@ class Engine:
         except BaseException as error:
             if isinstance(error, Exception) or not computing:
                 planned = [item.request for item in plan.scheduled] if plan else []
-                self._abandon(planned or list(self._in_flight), error)
+                self._end(planned or list(self._in_flight), "error", f"{type(error).__name__}: {error}")
             raise
 
-    def advance(self, submission: Submission) -> None:
-        """Return when ``submission`` has a piece to take or is finished, driving the engine meanwhile."""
+    @property
+    def num_ended(self) -> int:
+        """How many requests have ended, in whatever way: a failed step that ended none would fail again."""
+        return sum(self._stats.num_finished.values())
+
+    def advance(self, submission: Submission) -> bool:
+        """Drive the engine until ``submission`` has a piece to take; False when it is finished and none is left.
+
+        Raises what a step raises that ends ``submission``, or nobody: who drives does not pay for others' failures.
+        """
         while not submission.pieces:
             try:
-                if self._lock.acquire(timeout=_HANDOVER_S):
+                if self.turns.lock.acquire(timeout=_HANDOVER_S):
                     # Only between steps: within one, a request is finished before its last piece is there.
                     if submission.pieces or submission.is_finished:
-                        return
-                    self.step()
+                        return bool(submission.pieces)
+                    num_ended = self.num_ended
+                    try:
+                        self.step()
+                    except Exception:
+                        if submission.is_finished or self.num_ended == num_ended:
+                            raise
             finally:
                 try:
-                    self._release()
+                    self.turns.let_go()
                 finally:  # where Ctrl-C came in that line
-                    self._release()
-
-    def _release(self) -> None:
-        """Let go of the lock, if held (it is asked: Ctrl-C may come between taking it and noting that down)."""
-        if self._lock._is_owned():
-            self._lock.release()
+                    self.turns.let_go()
+        return True
 
     def _commit(self, plan: StepPlan, sampled: Sequence[SampledToken], start_s: float, end_s: float) -> None:
         for item, token in zip(plan.sampling, sampled, strict=True):
@@ -218,21 +208,14 @@ class Engine:
                 self._stats.num_cached_tokens += request.num_cached_tokens
             self._stats.num_output_tokens += item.samples and not request.is_finished
             if item.start == request.num_cached_tokens and not request.num_preemptions:
-                self.span("queue", request.queued_s, request.admitted_s, request)
+                admitted_s = start_s if request.admitted_s is None else request.admitted_s  # not every scheduler says
+                self.span("queue", request.queued_s, admitted_s, request)
             self.span(item.stage, start_s, end_s, request, num_tokens=item.num_tokens, position=item.start)
 
     def span(self, stage: str, start_s: float, end_s: float, request: Request, **args: int) -> None:
         """Add a span of ``request`` to the traces that are being recorded."""
         for trace in tuple(self.traces):
             trace.add(stage, start_s, end_s, request_id=request.request_id, index=request.index, **args)
-
-    def _abandon(self, requests: Iterable[Request], error: BaseException) -> None:
-        for request in requests:
-            self.scheduler.finish(request, "error")
-            if request in self._in_flight:  # perhaps finished already, and its last token never delivered
-                request.finish_reason, request.stop_reason = "error", None
-                request.error = f"{type(error).__name__}: {error}"
-                self._deliver(request, None)
 
     # ---- text out ----------------------------------------------------------------------------------------------
 
@@ -249,30 +232,32 @@ class Engine:
             # It also wins over a "length" or an end token that came with what completed it.
             self.scheduler.finish(request, "stop")
             request.finish_reason, request.stop_reason = "stop", choice.stop_string
-        if request.is_finished:
+        if request.is_finished:  # noted first: neither a reader nor a backend that raises below leaves it in flight
             choice.close()
+            del self._in_flight[request]
+            self._stats.num_finished[request.finish_reason] += 1
         end_s = time.perf_counter()
         self.span("detokenize", start_s, end_s, request)
         piece = StreamPiece(text, [] if token is None else [token.token_id], request.index, request.finish_reason)
-        if (submission := reader()) is not None:
-            submission.pieces.append((piece, end_s))
-        if request.is_finished:
-            del self._in_flight[request]
-            self._stats.num_finished[request.finish_reason] += 1
-            self.runner.attention.free(request)
+        try:
+            if (submission := reader()) is not None:
+                submission.pieces.append((piece, end_s))
+        finally:
+            if request.is_finished:
+                self.runner.attention.free(request)
 
     def score(self, token_ids: list[int]) -> list[float]:
         """See :meth:`Runner.score`; between steps, so that it may be called from any thread."""
-        return self._exclusively(self.runner.score, token_ids)
+        return self.turns.exclusively(self.runner.score, token_ids)
 
     def reset_prefix_cache(self) -> None:
         """Forget what finished requests have left in the prefix cache; a no-op where there is none."""
         if (forget := getattr(getattr(self.scheduler, "pool", None), "forget", None)) is not None:
-            self._exclusively(forget)
+            self.turns.exclusively(forget)
 
     def stats(self) -> EngineStats:
         """A snapshot of the counters."""
-        with self._lock:
+        with self.turns.lock:
             scheduler, pool = self.scheduler, getattr(self.scheduler, "pool", None)
             return replace(self._stats, num_waiting=len(scheduler.waiting), num_running=len(scheduler.running),
                            num_finished=dict(self._stats.num_finished), num_blocks=pool and pool.num_blocks,

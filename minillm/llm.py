@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +161,7 @@ class LLM:
 
     def _run(self, jobs: Sequence[Job]) -> list[RequestOutput]:
         streams: list[Stream] = []
+        self.engine.check_room(sum(job.params.n for job in jobs))  # all or none
         try:
             streams += map(self._start, jobs)
             for stream in streams:
@@ -183,17 +184,20 @@ class Stream(Iterator[StreamPiece]):
         self.output = submission.output
 
     def __next__(self) -> StreamPiece:
+        while self._advance():
+            with suppress(IndexError):  # another thread that reads this stream was quicker
+                piece, made_s = self._submission.pieces.popleft()
+                request = self._submission.choices[piece.index].request
+                self._engine.span("deliver", made_s, time.perf_counter(), request)
+                return piece
+        raise StopIteration
+
+    def _advance(self) -> bool:
         try:
-            self._engine.advance(self._submission)
+            return self._engine.advance(self._submission)
         except BaseException:
             self.close()
             raise
-        if not self._submission.pieces:
-            raise StopIteration
-        piece, made_s = self._submission.pieces.popleft()
-        request = self._submission.choices[piece.index].request
-        self._engine.span("deliver", made_s, time.perf_counter(), request)
-        return piece
 
     def close(self) -> None:
         """Cancel what is still running; harmless when finished or called again."""

@@ -56,27 +56,29 @@ class Prompts:
     def __init__(self, tokenizer: Tokenizer, limits: Limits):
         self.tokenizer, self.limits = tokenizer, limits
 
-    def listed(self, prompts: Prompt | Sequence[Prompt], params: OneOrEach,
-               priority: int | Sequence[int]) -> list[Job]:
+    def listed(self, prompts: Prompt | Sequence[Prompt], params: OneOrEach, priority: int | Sequence[int], *,
+               arrival_s: float | None = None) -> list[Job]:
         """Jobs of one prompt or several; ``params`` and ``priority`` are one for all, or one for each.
+
+        ``arrival_s``: when the caller asked, where that was before now.
 
         Raises:
             InvalidRequest: naming the first bad prompt's index.
         """
-        return self._jobs(_listed(prompts), self._encode, params, priority)
+        return self._jobs(_listed(prompts), self._encode, params, priority, arrival_s)
 
-    def chats(self, messages: Messages | Sequence[Messages], params: OneOrEach, priority: int | Sequence[int],
-              **options: bool) -> list[Job]:
+    def chats(self, messages: Messages | Sequence[Messages], params: OneOrEach, priority: int | Sequence[int], *,
+              arrival_s: float | None = None, **options: bool) -> list[Job]:
         """Jobs of one conversation or several, as :meth:`listed`; ``options`` are those of ``encode_chat``."""
         several = isinstance(messages, (list, tuple)) and messages and not isinstance(messages[0], Mapping)
         return self._jobs(list(messages) if several else [messages], partial(self._encode_chat, **options), params,
-                          priority)
+                          priority, arrival_s)
 
-    def one(self, prompt: Prompt | Messages, params: SamplingParams | None, priority: int) -> Job:
+    def one(self, prompt: Prompt | Messages, params: SamplingParams | None, priority: int, *,
+            arrival_s: float | None = None) -> Job:
         """The job of one prompt: text, ids, or the messages of a chat."""
         is_chat = isinstance(prompt, (list, tuple)) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
-        encode, now_s = self._encode_chat if is_chat else self._encode, time.perf_counter()
-        return self._job(prompt, encode, params, priority, now_s)
+        return self._job(prompt, self._encode_chat if is_chat else self._encode, params, priority, arrival_s)
 
     def texts(self, texts: Prompt | Sequence[Prompt]) -> list[list[int]]:
         """The ids of texts to be scored.
@@ -96,8 +98,8 @@ class Prompts:
         return encoded
 
     def _jobs(self, prompts: Sequence[Any], encode: Callable[[Any], tuple[str | None, list[int]]], params: OneOrEach,
-              priority: int | Sequence[int]) -> list[Job]:
-        arrival_s, jobs = time.perf_counter(), []
+              priority: int | Sequence[int], arrival_s: float | None) -> list[Job]:
+        arrival_s, jobs = time.perf_counter() if arrival_s is None else arrival_s, []
         each = _one_each("params", params, len(prompts)), _one_each("priority", priority, len(prompts))
         for index, (prompt, own, place) in enumerate(zip(prompts, *each, strict=True)):
             with _naming(f"prompt {index}"):
@@ -105,14 +107,14 @@ class Prompts:
         return jobs
 
     def _job(self, prompt: Any, encode: Callable[[Any], tuple[str | None, list[int]]], params: SamplingParams | None,
-             priority: int, arrival_s: float) -> Job:
+             priority: int, arrival_s: float | None) -> Job:
         if params is not None and not isinstance(params, SamplingParams):
             raise InvalidRequest(f"params must be SamplingParams(...), got {params!r}", "params")
         params, start_s = params or SamplingParams(), time.perf_counter()
         text, ids = encode(prompt)
         return Job(text=text, token_ids=self.limits.prompt(ids, params), params=params,
-                   priority=self.limits.priority(priority), arrival_s=arrival_s, start_s=start_s,
-                   end_s=time.perf_counter())
+                   priority=self.limits.priority(priority), arrival_s=start_s if arrival_s is None else arrival_s,
+                   start_s=start_s, end_s=time.perf_counter())
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):

@@ -36,7 +36,7 @@ class SamplingParams:
     Names and meanings are vLLM's. Lists are stored as tuples without repeats; ``stop`` accepts one string or several.
 
     Args:
-        n: choices per prompt, at least 1; choice i draws its own randomness.
+        n: choices per prompt, from 1 to 1024; choice i draws its own randomness.
         temperature: 0 is greedy; must not be negative.
         top_k: keep the k most likely tokens; 0 or -1 keeps all.
         top_p: keep tokens while the mass before them is below ``top_p``, in (0, 1].
@@ -97,7 +97,7 @@ class SamplingParams:
 _ABOVE_ZERO = math.ulp(0.0)
 # name: (lowest, highest, what is allowed)
 _RANGES: dict[str, tuple[float, float, str]] = {
-    "n": (1, math.inf, "at least 1"),
+    "n": (1, 1024, "from 1 to 1024"),
     "temperature": (0, math.inf, "0 (greedy) or more"),
     "top_k": (-1, math.inf, "0 or -1 (off), or at least 1"),
     "top_p": (_ABOVE_ZERO, 1, "above 0 and at most 1"),

@@ -61,23 +61,25 @@ class Choice:
 class Submission:
     """A prompt's choices and output, held by whoever reads it; the engine holds it weakly, so that dropping it cancels.
 
-    ``pieces``: what has been made and not yet taken, each with when it was made. ``cancel`` takes the request's id.
+    ``pieces``: what has been made and not yet taken, each with when it was made. ``cancel`` and ``drop`` take the
+    request's id and cancel it; ``drop`` is for the garbage collector, and must not wait.
     """
 
     choices: list[Choice]
     output: RequestOutput
     cancel: Callable[[str], None]
+    drop: Callable[[str], None]
     pieces: deque[tuple[StreamPiece, float]] = field(default_factory=deque)
 
     @classmethod
     def of(cls, requests: list[Request], tokenizer: Tokenizer, prompt: str | None,
-           cancel: Callable[[str], None]) -> Submission:
+           cancel: Callable[[str], None], drop: Callable[[str], None]) -> Submission:
         """The submission of a prompt's requests, one a choice, in the order of their index."""
         choices = [Choice(request, tokenizer) for request in requests]
         return cls(choices, RequestOutput(
             requests[0].request_id, prompt, list(requests[0].prompt_token_ids),
             [choice.output for choice in choices], [choice.metrics for choice in choices],
-        ), cancel)
+        ), cancel, drop)
 
     @property
     def is_finished(self) -> bool:
@@ -90,4 +92,5 @@ class Submission:
             self.cancel(self.output.request_id)
 
     def __del__(self) -> None:
-        self.close()
+        if not self.is_finished:
+            self.drop(self.output.request_id)

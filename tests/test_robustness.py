@@ -204,6 +204,54 @@ def test_attention_that_cannot_free_is_reported_once(script_llm):
     assert_idle_and_serving(llm)
 
 
+def test_parts_that_fail_again_while_a_step_is_given_up_hide_no_token(script_llm):
+    """The first request's end fails, then the second's; the third is told, and goes without no token unseen."""
+    llm = script_llm(counting)
+    streams = [llm.stream(letter, SamplingParams(max_tokens=most, **GREEDY)) for letter, most in zip("AMZ", (2, 6, 6))]
+    llm.step()
+    free, llm.attention.free = llm.attention.free, lambda request: (_ for _ in ()).throw(RuntimeError("no"))
+    with pytest.raises(RuntimeError, match="no"):
+        llm.step()
+    llm.attention.free = free
+    said = [[token for piece in stream for token in piece.token_ids] for stream in streams]
+    assert [stream.output.outputs[0].finish_reason for stream in streams] == ["length", "error", "error"]
+    assert said[0] == [65, 66] and streams[2].output.outputs[0].error
+    assert_idle_and_serving(llm)
+
+
+def test_who_drives_does_not_pay_for_anothers_failed_step(script_llm):
+    """The first request fails alone, in a step that the second one's reader drives."""
+    llm = script_llm(counting, max_num_seqs=1)
+
+    def fail_once(call, step, logits):
+        if call == 1:
+            raise RuntimeError("the first request's step")
+
+    llm.model.edit = fail_once
+    first, second = llm.stream("A", FEW), llm.stream("M", FEW)
+    assert [token for piece in second for token in piece.token_ids] == counting([77])[:4]
+    assert [piece.finish_reason for piece in first] == ["error"]
+    assert "the first request's step" in first.output.outputs[0].error
+    assert_idle_and_serving(llm)
+
+
+class SilentScheduler(Scheduler):
+    """Does not say when it admits."""
+
+    def schedule(self):
+        plan = super().schedule()
+        for item in plan.scheduled:
+            item.request.admitted_s = None
+        return plan
+
+
+def test_a_scheduler_that_does_not_say_when_it_admits_can_be_traced(script_llm):
+    llm = script_llm(counting, scheduler=SilentScheduler(BlockPool(64), max_num_seqs=4))
+    with llm.tracing() as trace:
+        assert llm.generate("A", FEW)[0].outputs[0].finish_reason == "length"
+    assert [span.stage for span in trace.spans].count("queue") == 1
+
+
 # ---- cancelling and interrupts at the worst moments --------------------------------------------------------------
 
 
@@ -267,10 +315,6 @@ def test_ctrl_c_in_the_model_costs_nobody_else_a_token(hooked_llm):
     expected = llm.generate("other", params)[0].outputs[0].token_ids
     other = llm.stream("other", params)
     next(other)
-
-    def interrupt():
-        raise KeyboardInterrupt
-
     llm.attention.hook = interrupt
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["a", "b"], params)
@@ -280,8 +324,12 @@ def test_ctrl_c_in_the_model_costs_nobody_else_a_token(hooked_llm):
     assert_idle_and_serving(llm)
 
 
-def interrupt_at(count):
-    """Raise KeyboardInterrupt where the package's own code begins its ``count``-th line from now."""
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def interrupt_at(count, handler=interrupt):
+    """Call ``handler``, as a signal does, where the package's own code begins its ``count``-th line from now."""
     seen, folder = 0, str(Path(minillm.__file__).parent)
 
     def on_line(frame, event, argument):
@@ -289,7 +337,7 @@ def interrupt_at(count):
         seen += event == "line"
         if seen == count:
             sys.settrace(None)
-            raise KeyboardInterrupt
+            handler()
         return on_line if seen < count else None
 
     sys.settrace(lambda frame, event, argument: on_line if frame.f_code.co_filename.startswith(folder) else None)
@@ -318,6 +366,68 @@ def test_ctrl_c_at_any_line_loses_nothing_and_holds_nothing(script_llm, start):
         assert tokens == counting([77])[:4 if whole else len(tokens)], count
         assert whole or other.output.outputs[0].error
         assert_idle_and_serving(llm)
+
+
+def test_a_signal_handler_that_cancels_at_any_line_of_a_cancellation(tiny_llm):
+    """One last piece, and every block is free once: nothing is ended twice, or in the middle of its end."""
+    tracing, reached = sys.gettrace(), 0
+    for count in range(1, 400):
+        llm = tiny_llm(num_kv_blocks=40, block_size=4)
+        stream = llm.stream(list(range(20)), SamplingParams(max_tokens=30, **GREEDY))
+        next(stream)
+        try:
+            interrupt_at(count, llm.engine.cancel_all)
+            stream.close()
+        finally:
+            reached += sys.gettrace() is None
+            sys.settrace(tracing)
+        assert [piece.finish_reason for piece in stream].count("cancelled") == 1, count
+        pool = llm.engine.scheduler.pool
+        assert pool.num_available == pool.num_blocks and not any(pool._references), count
+    assert 40 < reached < 399, "the run is shorter or longer than this test thinks"
+
+
+def test_collecting_a_dropped_stream_never_waits_for_the_engine(script_llm):
+    """The collector runs in any thread, which may hold a lock that the step in progress needs."""
+    llm, needed, in_step = script_llm(lambda prompt: [prompt[0]]), threading.Lock(), threading.Event()
+    dropped = llm.stream("B", SamplingParams(**GREEDY))
+    ring = [dropped]
+    ring.append(ring)
+
+    def wait_in_step(call, step, logits):
+        in_step.set()
+        assert needed.acquire(timeout=10), "the collector waits for the engine"
+        needed.release()
+
+    llm.model.edit = wait_in_step
+    got = []
+    driver = threading.Thread(target=lambda: got.extend(llm.generate("M", FEW)))
+    with needed:
+        driver.start()
+        assert in_step.wait(10)
+        del dropped, ring
+        gc.collect()
+    driver.join(20)
+    assert got[0].outputs[0].text == "MMMM" and llm.stats().num_finished["cancelled"] == 1
+    assert llm.stats().num_running == 0
+
+
+@pytest.mark.parametrize("attempt", range(20))
+def test_threads_that_read_one_stream_share_its_pieces(script_llm, attempt):
+    stream, taken, failures = script_llm([65]).stream("A", SamplingParams(max_tokens=100, **GREEDY)), [], []
+
+    def read():
+        try:
+            taken.extend(piece.text for piece in stream)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert not failures and "".join(taken) == "A" * 100
 
 
 def test_traces_of_several_threads_do_not_end_each_other(script_llm):

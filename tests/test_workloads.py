@@ -85,7 +85,7 @@ def checked_step(llm: LLM, counts: Counter[str]) -> bool:
         planned = {item.request for item in plan.scheduled}
         counts["stood still"] += plan.num_tokens < scheduler.max_num_batched_tokens and any(
             request not in planned and request.num_missing_tokens > 1 for request in scheduler.running)
-    with llm.engine._lock:  # a client may be going away
+    with llm.engine.turns.lock:  # a client may be going away
         check_pool(scheduler.pool, [request.table for request in llm.engine._in_flight])
     return stepped
 

@@ -9,6 +9,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,6 +33,9 @@ from minillm.submission import Submission
 T = TypeVar("T")
 # Tokenizing is Python, so more threads are no faster; but a short prompt need not wait for a long one.
 _TEXT_THREADS = 4
+# A step is a thousand operators, each of which gives up the interpreter and must win it back from a thread that
+# tokenizes: at Python's 5 ms a turn a long text would hold up everybody for seconds.
+_TURN_S = 1e-4
 
 
 class AsyncLLM:
@@ -103,7 +108,7 @@ class AsyncLLM:
         self.close()
 
     async def _run(self, prepare: Callable[..., list[Job]], *args: Any) -> list[RequestOutput]:
-        jobs = await self._in_text_thread(partial(prepare, *args))
+        jobs = await self._in_text_thread(partial(prepare, *args, arrival_s=time.perf_counter()))
         ended = _Ended(sum(job.params.n for job in jobs))
         submissions = await self._submit(jobs, ended)
         try:
@@ -129,7 +134,34 @@ class AsyncLLM:
 
     def _unless_closed(self, work: Callable[[], T]) -> T:
         self._loop.check()
-        return work()
+        try:
+            with _short_turns:
+                return work()
+        except StopIteration as error:  # no asyncio future can hold one
+            raise RuntimeError("tokenizing raised StopIteration") from error
+
+
+class _ShortTurns:
+    """While anybody is inside, Python's threads hand the interpreter over every :data:`_TURN_S` seconds."""
+
+    def __init__(self):
+        self._lock, self._num_inside, self._usual_s = threading.Lock(), 0, 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._num_inside += 1
+            if self._num_inside == 1:
+                self._usual_s = sys.getswitchinterval()
+                sys.setswitchinterval(min(_TURN_S, self._usual_s))
+
+    def __exit__(self, *exception: object) -> None:
+        with self._lock:
+            self._num_inside -= 1
+            if not self._num_inside:
+                sys.setswitchinterval(self._usual_s)
+
+
+_short_turns = _ShortTurns()  # one, as the interval is the interpreter's
 
 
 class _Ended:
@@ -163,7 +195,7 @@ class AsyncStream(AsyncIterator[StreamPiece]):
     piece is awaited cancels the request.
     """
 
-    def __init__(self, llm: AsyncLLM, prepare: Callable[[], Job]):
+    def __init__(self, llm: AsyncLLM, prepare: Callable[..., Job]):
         self._llm, self._prepare = llm, prepare
         self._deliveries: asyncio.Queue[Delivery] = asyncio.Queue()
         self._turn = asyncio.Lock()  # two tasks that read one stream take turns
@@ -199,7 +231,7 @@ class AsyncStream(AsyncIterator[StreamPiece]):
         return piece
 
     async def _begin(self) -> None:
-        job = await self._llm._in_text_thread(self._prepare)
+        job = await self._llm._in_text_thread(partial(self._prepare, arrival_s=time.perf_counter()))
         deliver = partial(asyncio.get_running_loop().call_soon_threadsafe, self._deliveries.put_nowait)
         [self._submission] = await self._llm._submit([job], deliver)
         self._num_open = job.params.n

@@ -90,7 +90,9 @@ class _Outbox(deque[tuple[StreamPiece, float]]):
     def append(self, delivery: Delivery) -> None:
         try:
             self._deliver(delivery)
-        except RuntimeError:  # the reader's event loop has been closed: nobody will read this
+        except Exception as error:
+            if not isinstance(error, RuntimeError):  # as of an event loop that has been closed: nobody will read this
+                _log.exception("a reader failed, and its request is cancelled")
             self._cancel()
 
 
@@ -120,9 +122,8 @@ class _EngineThread(threading.Thread):
         # A simple queue's put may interrupt itself, as the finalizer of a dropped submission does. None ends the loop.
         self.calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._readers: WeakSet[Submission] = WeakSet()
-        self._guard = threading.Lock()  # of _dead, and of starting once
+        self._guard = threading.RLock()  # of _dead, and of starting once; a signal handler may close meanwhile
         self._dead: str | None = None
-        self._num_finished = 0
 
     # ---- called from any thread
 
@@ -155,11 +156,12 @@ class _EngineThread(threading.Thread):
 
     def submit(self, jobs: Sequence[Job], deliver: Deliver) -> list[Submission]:
         submissions = []
+        self.engine.check_room(sum(job.params.n for job in jobs))
         try:
             for job in jobs:
-                with self.engine._lock:  # or another thread that drives the engine could make a piece before the end
+                with self.engine.turns.lock:  # or another thread that drives could make a piece before the end
                     submission = job.submit(self.engine)
-                    submission.cancel = self._cancel_one
+                    submission.cancel = submission.drop = self._cancel_one
                     submission.pieces = _Outbox(deliver, partial(self._cancel_one, submission.output.request_id))
                 self._readers.add(submission)
                 submissions.append(submission)
@@ -184,26 +186,30 @@ class _EngineThread(threading.Thread):
         self._die(error)
 
     def _answer_calls(self, wait: bool) -> bool:
-        """Answer what has come, or the first to come; False when the loop shall end."""
+        """Answer what has come, or the first to come; False when the loop shall end.
+
+        What comes meanwhile is left for after a step: who calls again and again must not keep tokens from being made.
+        """
         try:
-            while (call := self.calls.get(wait)) is not None:
+            for _ in range(max(1, self.calls.qsize())):
+                if (call := self.calls.get(wait)) is None:
+                    return False
                 call.answer()
                 wait = False
         except Empty:
-            return True
-        return False
+            pass
+        return True
 
     def _step(self) -> bool:
         """One step; False when there was nothing to do. What fails with its own requests fails nobody else."""
+        num_ended = self.engine.num_ended
         try:
             return self.engine.step()
         except EngineDead:
             raise
         except Exception:
-            num_finished = sum(self.engine.stats().num_finished.values())
-            if num_finished == self._num_finished:  # it ended nobody, so the next step would be this one again
+            if self.engine.num_ended == num_ended:  # the next step would be this one again
                 raise
-            self._num_finished = num_finished
             _log.exception("a step failed, and the requests in it; the engine goes on")
             return True
 
@@ -232,6 +238,7 @@ class _EngineThread(threading.Thread):
     def _tell_readers(self, cause: BaseException | None) -> None:
         for submission in tuple(self._readers):
             submission.pieces.append(self._error(cause))
+            submission.pieces = deque()  # nothing comes after it
 
     def _error(self, cause: BaseException | None) -> EngineDead:
         error = EngineDead(self._dead)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import sys
 import threading
+import time
 
 import pytest
 
@@ -219,6 +221,24 @@ def test_tokenizing_does_not_hold_up_the_event_loop(script_llm, within, call):
     within(main)
 
 
+def test_who_tokenizes_gives_the_interpreter_away_often_and_only_meanwhile(say, within):
+    """Or each operator of a step waits five milliseconds for it: a long text would freeze everybody."""
+    usual_s, seen = sys.getswitchinterval(), []
+
+    async def main():
+        async with say() as llm:
+            llm.llm.prompts.tokenizer = slow = Slow(llm.llm.tokenizer)
+            tasks = [asyncio.create_task(llm.generate("A", SamplingParams(max_tokens=1))) for _ in range(3)]
+            while slow.began < 3:
+                await asyncio.sleep(0)
+            seen.append(sys.getswitchinterval())
+            slow.enough.set()
+            await asyncio.gather(*tasks)
+
+    within(main)
+    assert seen[0] <= 1e-3 < usual_s == sys.getswitchinterval()
+
+
 def test_a_stream_that_is_closed_while_its_prompt_is_tokenized_is_cancelled(say, within):
     async def main():
         async with say() as llm:
@@ -232,6 +252,44 @@ def test_a_stream_that_is_closed_while_its_prompt_is_tokenized_is_cancelled(say,
             return (await task)[-1].finish_reason
 
     assert within(main) == "cancelled"
+
+
+@pytest.mark.parametrize("call", ["generate", "stream"])
+def test_a_request_arrives_when_it_is_asked_for_and_not_when_a_text_thread_is_free(say, within, call):
+    async def main():
+        async with say() as llm:
+            quick, few = llm.llm.prompts.tokenizer, SamplingParams(max_tokens=1)
+            llm.llm.prompts.tokenizer = slow = Slow(quick)
+            others = [asyncio.create_task(llm.generate("A", few)) for _ in range(4)]
+            while slow.began < 4:
+                await asyncio.sleep(0)
+            llm.llm.prompts.tokenizer = quick
+            asked_s, stream = time.perf_counter(), llm.stream("B", few)
+            task = asyncio.ensure_future(llm.generate("B", few) if call == "generate" else read_all(stream))
+            await asyncio.sleep(0.1)
+            slow.enough.set()
+            metrics = ((await task)[0] if call == "generate" else (await task, stream.output)[1]).metrics
+            await asyncio.gather(*others)
+            return metrics.arrival_s - asked_s, metrics.ttft_s
+
+    late_s, ttft_s = within(main)
+    assert 0 <= late_s < 0.1 <= ttft_s
+
+
+def test_an_encoder_that_raises_stop_iteration_is_an_error_and_no_wait_without_end(script_llm, to_await, within):
+    class Slip:
+        def encode_pieces(self, pieces):
+            return next(iter([]))
+
+    llm = script_llm([65])
+    llm.tokenizer = llm.tokenizer.with_encoder(Slip())
+
+    async def main():
+        async with to_await(llm) as twin:
+            with pytest.raises(RuntimeError, match="StopIteration"):
+                await twin.generate("a", SamplingParams(max_tokens=1))
+
+    within(main)
 
 
 def test_texts_that_wait_are_not_tokenized_once_it_is_closed(say, within):
