@@ -90,7 +90,7 @@ def _negative(num_blocks: int, size: int, prompt: int, most_output: int, waterma
 
 
 class Service:
-    """160 requests at 1.4 times what the machine serves with 8 places; each run is a simulation."""
+    """160 requests at 1.4 times what the machine serves with 8 slots; each run is a simulation."""
 
     choices = {"max_num_seqs": [2, 4, 8, 16], "watermark": [0, 2, 8, 24], "max_waiting": [0, 2, 6, 1000]}
 
@@ -249,7 +249,7 @@ EXERCISES = {task.id: task for task in (
         misconceptions=(
             Misconception(_reached(_first_of_each), "the smallest of each wastes the machine: compare the two shares"),
             Misconception(_reached(_largest), "the largest of each lets everybody wait: compare the two shares"),
-            Misconception(_reached(_alone(0)), "more places make each step longer: TPOT. Try fewer"),
+            Misconception(_reached(_alone(0)), "more slots make each step longer: TPOT. Try fewer"),
             Misconception(_reached(_alone(1)), "a large watermark reserves again. Try a smaller one"),
             Misconception(_reached(_alone(2)), "a long queue accepts requests that will be late. Try a shorter one"),
             Misconception(_reached(_alone(1, 0)), _NEAR + "the watermark"),
@@ -261,7 +261,7 @@ EXERCISES = {task.id: task for task in (
                                                 "do better elsewhere"),
             Misconception(_reached(_each_by_itself), "the settings depend on each other: keep the best of one while "
                                                      "you try the next"),
-            Misconception(_reached(_first_thirty), "the first 30 of 64 never try many places: change one setting at a "
+            Misconception(_reached(_first_thirty), "the first 30 of 64 never try many slots: change one setting at a "
                                                    "time instead"),
             Misconception(_all_of_them, "`service` refused the run: it allows 30, and only the values of `choices`"),
             Misconception(_reached(_between), "`service` refused the run: it allows 30, and only the values of "
