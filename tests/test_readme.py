@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from minillm.measure.bench.compare import BASELINES
+from minillm.measure.bench.serving import PARTS
 from minillm.measure.distribution import ratio_of_medians
 from minillm.measure.results import Recording
 
@@ -19,6 +20,21 @@ def test_speed_in_readme_is_that_of_the_recorded_comparison() -> None:
     assert runs
     for claim, link in runs:
         check_claim(claim, Recording.load(ROOT / link))
+
+
+def test_many_requests_in_readme_are_those_of_the_recorded_benchmark() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    (cell,) = re.findall(r"\| many requests \| ([^|]*)", readme)
+    (link,) = re.findall(r"\[recorded\]\(([^)]+)\)", cell)
+    recording = Recording.load(ROOT / link)
+    assert recording.settings["rounds"] >= 5 and not recording.settings["failures"]
+    claimed = re.findall(r"`(\w+)` ([\d.]+) times (?:the output tokens/s of )?`([\w-]+)`", cell)
+    others = {name for name in PARTS["batch"].sides if not name.startswith("minillm")}
+    assert {other for _, _, other in claimed} == others, "a peer that was measured is left out"
+    for dtype, times, other in claimed:
+        speeds = [recording.values("output_tokens_per_s", part="batch", case=case)
+                  for case in (f"minillm-{dtype}", other)]
+        assert times == f"{ratio_of_medians(*speeds).median:.1f}", (dtype, other)
 
 
 def check_claim(claim: str, recording: Recording) -> None:
