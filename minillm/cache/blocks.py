@@ -17,12 +17,17 @@ et al. 2023 (RadixAttention, arXiv:2312.07104) does it in a tree; here a block's
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+# What a published block holds: the number of the chain before it (0: nothing), and its own tokens.
 Name = tuple[int, tuple[int, ...]]
-"""What a published block holds: the number of the chain before it (0: nothing), and its own tokens."""
+
+# A block moves in one statement without a call: Ctrl-C, for which CPython looks at calls and loops, comes before it or
+# after it. Where it takes two (match, _evict), one that came between them would lose the block, not give it twice.
+_LAST, _END = slice(-1, None), slice(sys.maxsize, None)  # set to (), the first drops a list's last; the other appends
 
 
 @dataclass(slots=True, eq=False)
@@ -116,13 +121,12 @@ class BlockPool:
         yet (its request is writing) stays as it is.
         """
         while len(table.chains) == len(table.blocks):
-            name = self._next_name(table, token_ids)
-            if name is None or (block := self._published.get(name)) is None:
+            if (block := self._published.get(self._next_name(table, token_ids))) is None:
                 break
-            self._references[block] += 1
-            self._cached.pop(block, None)
-            table.blocks.append(block)
-            table.chains.append(self._names[block][1])
+            count, chain = self._references[block] + 1, self._names[block][1]
+            if block in self._cached:
+                del self._cached[block]
+            self._references[block], table.blocks[_END], table.chains[_END] = count, (block,), (chain,)
         return len(table.blocks) * self.block_size
 
     def may_write(self, table: BlockTable, token_ids: Sequence[int]) -> bool:
@@ -132,11 +136,11 @@ class BlockPool:
         :meth:`release`, so one that waits for a request which goes away goes on by itself. Nobody waits for a block
         with its own last token, which it must compute in any case.
         """
-        name = self._next_name(table, token_ids, to_compute=0)
-        if not self.caching or name is None or table.claim == name:
+        name = self._next_name(table, token_ids, to_compute=0) if self.caching else None
+        if name is None or table.claim == name:
             return True
         if name in self._claims:
-            return self._next_name(table, token_ids) is None
+            return (len(table.chains) + 1) * self.block_size == len(token_ids)
         self._drop_claim(table)
         table.claim, self._claims[name] = name, table
         return True
@@ -149,9 +153,8 @@ class BlockPool:
         for _ in range(count):
             if not self._free:
                 self._evict()
-            block = self._free.pop()
-            self._references[block] = 1
-            table.blocks.append(block)
+            block = self._free[-1]
+            self._free[_LAST], table.blocks[_END], self._references[block] = (), (block,), 1
         return True
 
     def publish(self, table: BlockTable, token_ids: Sequence[int], num_written: int) -> None:
@@ -172,18 +175,18 @@ class BlockPool:
     def release(self, table: BlockTable) -> None:
         """Clear ``table``: each block that no other table holds is cached if published, else free.
 
-        Tails come first, so that a prefix outlives what follows it.
+        Tails come first, so that a prefix outlives what follows it. What Ctrl-C interrupts, another call completes.
         """
         self._drop_claim(table)
-        for block in reversed(table.blocks):
-            self._references[block] -= 1
-            if not self._references[block]:
-                if block in self._names:
-                    self._cached[block] = None
-                else:
-                    self._free.append(block)
-        table.blocks.clear()
         table.chains.clear()
+        while table.blocks:
+            block, count = table.blocks[-1], self._references[table.blocks[-1]] - 1
+            if count:
+                table.blocks[_LAST], self._references[block] = (), count
+            elif block in self._names:
+                table.blocks[_LAST], self._references[block], self._cached[block] = (), 0, None
+            else:
+                table.blocks[_LAST], self._references[block], self._free[_END] = (), 0, (block,)
 
     def forget(self) -> None:
         """Free all cached blocks, so that no later prompt matches them."""
@@ -192,14 +195,14 @@ class BlockPool:
 
     def _evict(self) -> None:
         block = next(iter(self._cached))
-        del self._cached[block], self._published[self._names.pop(block)[0]]
-        self._free.append(block)
+        del self._published[self._names[block][0]], self._names[block], self._cached[block]
+        self._free[_END] = (block,)
         self.num_evicted += 1
 
     def _drop_claim(self, table: BlockTable) -> None:
-        if table.claim is not None:
-            del self._claims[table.claim]
-            table.claim = None
+        if table.claim is not None and self._claims.get(table.claim) is table:
+            del self._claims[table.claim]  # a call interrupted here finds no claim of its own when it is repeated
+        table.claim = None
 
     def _next_name(self, table: BlockTable, token_ids: Sequence[int], to_compute: int = 1) -> Name | None:
         """The name of the block after those known to be published; None when the tokens don't fill it and leave

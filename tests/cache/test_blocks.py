@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import linecache
 import random
+import sys
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
+from minillm.cache import blocks
 from minillm.cache.blocks import BlockPool, BlockTable
 from minillm.course.batteries.scheduler import check_pool
 
@@ -175,3 +179,60 @@ def test_a_block_with_the_writers_last_token_is_waited_for_by_a_longer_prompt_an
     assert not pool.may_write(b, [*ids, 9, 9]) and pool.may_write(c, ids)
     pool.publish(a, ids, 8)
     assert pool.match(b, [*ids, 9, 9]) == 8 and pool.match(c, ids) == 4
+
+
+def interrupted(work: Callable[[], None], count: int) -> str:
+    """Call ``work``, with Ctrl-C where the pool begins its ``count``-th line; that line, "" when there are fewer."""
+    seen, where, tracing = 0, "", sys.gettrace()
+
+    def on_line(frame, event, argument):
+        nonlocal seen, where
+        if frame.f_code.co_filename != blocks.__file__:
+            return None
+        seen += event == "line"
+        if seen == count and not where:
+            where = linecache.getline(blocks.__file__, frame.f_lineno).strip()
+            raise KeyboardInterrupt
+        return on_line
+
+    sys.settrace(on_line)
+    try:
+        work()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(tracing)
+    return where
+
+
+# Ctrl-C that comes just here, where CPython lets none come, loses a block.
+BETWEEN_TWO = ("self._references[block], table.blocks[_END], table.chains[_END] = count, (block,), (chain,)",
+               "self._free[_END] = (block,)")
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_what_ctrl_c_interrupts_at_any_line_is_undone_by_another_release(held):
+    """Whether the blocks that it begins with are another's too or cached, no block is lost, or given to two."""
+    lines: list[str] = []
+    while not lines or lines[-1]:
+        pool, table = BlockPool(6, 4), BlockTable()
+        other, old = run(pool, PROMPT)[0], run(pool, PROMPT[::-1])[0]
+        pool.release(old)
+        token_ids = [*(PROMPT if held else PROMPT[::-1]), 1, 2, 3, 4]
+
+        def live(pool=pool, table=table, token_ids=token_ids):
+            pool.match(table, token_ids)
+            pool.may_write(table, token_ids)
+            assert pool.allocate(table, 13 if held else 12)  # 13: what is free, and one evicted
+            pool.publish(table, token_ids, 12)
+            pool.release(table)
+
+        lines.append(interrupted(live, len(lines) + 1))
+        pool.release(table)
+        assert (table.blocks, table.chains, table.claim) == ([], [], None)
+        places = [*pool._free, *pool._cached, *other.blocks]
+        if lines[-1] in BETWEEN_TWO and len(places) == 5:
+            assert len(set(places)) == 5
+        else:
+            check_pool(pool, [other])
+    assert len(lines) > 60 and (BETWEEN_TWO[0] in lines, BETWEEN_TWO[1] in lines) == (True, held)
