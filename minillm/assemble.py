@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from minillm.attention.base import AttentionBackend
-from minillm.attention.paged import PagedAttention
+from minillm.attention.paged import PagedAttention, block_buffer
 from minillm.attention.torch_backend import ContiguousAttention
 from minillm.cache.blocks import BlockPool
 from minillm.config import EngineConfig
@@ -35,7 +35,8 @@ def assemble(config: EngineConfig, given: Collection[str], model: Decoder, max_m
     which there are no blocks at all.
 
     Raises:
-        ValueError: an option that a part of the caller's own makes meaningless, or two parts over different pools.
+        ValueError: an option that a part of the caller's own makes meaningless, two parts over different pools, a pool
+            that would share blocks which the attention backend does not have, or more blocks than memory holds.
     """
     pool = getattr(attention, "pool", None) if scheduler is None else getattr(scheduler, "pool", None)
     taken = {"scheduler": SCHEDULER_OPTIONS} if scheduler is not None else {}
@@ -46,16 +47,24 @@ def assemble(config: EngineConfig, given: Collection[str], model: Decoder, max_m
     for part, options in taken.items():
         if clash := [name for name in options if name in given]:
             raise ValueError(f"{clash[0]} is what your own {part} brings: set it there")
+    options = {"dtype": model.dtype, "device": model.device}
     if pool is None and scheduler is None:
-        caching = config.enable_prefix_caching and attention is None
-        pool = BlockPool(num_blocks(config, model, max_model_len), config.block_size, caching=caching)
+        count, caching = num_blocks(config, model, max_model_len), config.enable_prefix_caching and attention is None
+        if attention is None:  # refused here if it does not fit, before the pool's own lists fill what memory there is
+            block_buffer(model.config, count, config.block_size, **options)
+        pool = BlockPool(count, config.block_size, caching=caching)
     if attention is not None and getattr(attention, "pool", pool) is not pool:
         raise ValueError("scheduler and attention_backend are over different pools: give both the same one")
+    if attention is not None and not hasattr(attention, "pool") and getattr(pool, "caching", False):
+        raise ValueError("an attention_backend without blocks needs a scheduler over BlockPool(..., caching=False)")
     if attention is None:
-        options = {"dtype": model.dtype, "device": model.device}
         attention = ContiguousAttention(model.config, **options) if pool is None else \
             PagedAttention(model.config, pool, **options)
-    return Scheduler.of(config, pool) if scheduler is None else scheduler, attention
+    if scheduler is None:
+        scheduler = Scheduler(pool, max_num_seqs=config.max_num_seqs, policy=config.scheduling_policy,
+                              max_num_batched_tokens=config.max_num_batched_tokens,
+                              max_prefill_chunk=config.max_prefill_chunk, chunked=config.enable_chunked_prefill)
+    return scheduler, attention
 
 
 def num_blocks(config: EngineConfig, model: Decoder, max_model_len: int) -> int:

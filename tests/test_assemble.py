@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -68,15 +69,31 @@ def test_a_backend_without_blocks_or_a_scheduler_without_a_pool_gives_the_same_t
     prompts = [list(range(30)), list(range(30)), [7]]
     expected = [out.outputs[0].token_ids for out in tiny_llm().generate(prompts, GREEDY)]
     paged = PagedAttention(tiny_model.config, BlockPool(40, 4), dtype=torch.float64, device="cpu")
+    counted = Scheduler(BlockPool(40, 4, caching=False))
     for parts in ({"attention_backend": contiguous(tiny_model)}, {"scheduler": FirstOnly()},
-                  {"scheduler": Scheduler(BlockPool(40, 4))}, {"attention_backend": paged}):
+                  {"scheduler": Scheduler(BlockPool(40, 4))}, {"attention_backend": paged},
+                  {"attention_backend": contiguous(tiny_model), "scheduler": counted}):
         llm = tiny_llm(**parts)
         outputs = llm.generate(prompts, GREEDY)
         assert [out.outputs[0].token_ids for out in outputs] == expected, parts
         is_paged = getattr(llm.attention, "pool", 0) is getattr(llm.engine.scheduler, "pool", 1)
         assert isinstance(llm.attention, PagedAttention) == is_paged, parts
-    with pytest.raises(ValueError, match="another backend has written: make a new BlockPool"):
-        tiny_llm(scheduler=Scheduler(paged.pool))
+
+
+def test_a_pool_serves_one_backend_as_long_as_that_lives_and_no_other_what_it_has_written(tiny_llm, tiny_model):
+    """Two would take what the other has published for their own."""
+    pool = BlockPool(40, 4)
+    one = tiny_llm(scheduler=Scheduler(pool))
+    with pytest.raises(ValueError, match="another backend has written, or will: make a new BlockPool"):
+        tiny_llm(scheduler=Scheduler(pool))
+    one.generate([list(range(20))], GREEDY)
+    one.close()
+    del one
+    gc.collect()
+    with pytest.raises(ValueError, match="another backend has written"):
+        tiny_llm(scheduler=Scheduler(pool))
+    pool.forget()
+    assert tiny_llm(scheduler=Scheduler(pool)).generate([[1]], GREEDY)
 
 
 def test_an_option_that_a_part_of_ones_own_makes_meaningless_is_refused_by_name(tiny_llm, tiny_model):
@@ -87,6 +104,7 @@ def test_an_option_that_a_part_of_ones_own_makes_meaningless_is_refused_by_name(
             ({"scheduler": Scheduler(pool), "num_kv_blocks": 9}, "num_kv_blocks is what your own scheduler"),
             ({"attention_backend": paged, "block_size": 4}, "block_size is what your own scheduler or attention"),
             ({"attention_backend": contiguous(tiny_model), "enable_prefix_caching": True}, "needs an attention_b"),
+            ({"attention_backend": contiguous(tiny_model), "scheduler": Scheduler(other)}, "needs a scheduler over"),
             ({"attention_backend": paged, "scheduler": Scheduler(other)}, "over different pools")):
         with pytest.raises(ValueError, match=words):
             tiny_llm(**parts)
@@ -113,9 +131,13 @@ def test_free_memory_is_what_the_container_leaves(tmp_path: Path):
     assert device.free_bytes("cpu") > 0
 
 
-def test_a_pool_that_memory_cannot_hold_is_refused_by_name(tiny_llm):
-    with pytest.raises(ValueError, match="lower num_kv_blocks or kv_cache_memory_bytes"):
-        tiny_llm(num_kv_blocks=64, block_size=2**30)
+def test_a_pool_that_memory_cannot_hold_is_refused_by_name(tiny_llm, monkeypatch):
+    """Before the pool itself is made, whose lists would fill the memory."""
+    monkeypatch.setattr(assemble, "BlockPool", None)
+    for options in ({"num_kv_blocks": 64, "block_size": 2**30}, {"num_kv_blocks": 10**9, "block_size": 2**20},
+                    {"kv_cache_memory_bytes": 2**60}):
+        with pytest.raises(ValueError, match="lower num_kv_blocks or kv_cache_memory_bytes"):
+            tiny_llm(**options)
 
 
 def test_max_waiting_turns_requests_away_before_anything_of_them_runs(tiny_llm):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from minillm.model.config import ModelConfig
 
 # What is gathered at once: little enough on a CPU to be still in its cache when attention reads it.
 GATHER_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}
+_LIVING: WeakSet[PagedAttention] = WeakSet()  # a block says nothing of whose buffer it is in: a pool has one
 
 
 class _Group(NamedTuple):
@@ -42,12 +44,24 @@ class _Group(NamedTuple):
     values: Tensor
 
 
-class _Layout(NamedTuple):
-    """Where a step's tokens go and where its queries read; made once a step, for all layers."""
+# A sequence by itself: first and last row, number of keys, and its blocks; where these follow one another, a slice of
+# slots, to be read in place.
+_Item = tuple[int, int, int, slice | Tensor]
 
-    slots: Tensor
-    groups: list[_Group]
-    alone: list[tuple[int, int, int, slice | Tensor]]  # first and last row, keys, slots or blocks
+
+def block_buffer(config: ModelConfig, num_blocks: int, block_size: int, *, dtype: torch.dtype,
+                 device: torch.device | str) -> Tensor:
+    """Room for keys and values, ``[num_layers, num_blocks, block_size, 2, num_kv_heads, head_dim]``, unwritten.
+
+    Raises:
+        ValueError: memory cannot hold so many blocks.
+    """
+    shape = (config.num_layers, num_blocks, block_size, 2, config.num_kv_heads, config.head_dim)
+    try:
+        return torch.empty(shape, dtype=dtype, device=device)
+    except RuntimeError as error:
+        raise ValueError(f"a KV cache of {num_blocks} blocks of {block_size} tokens does not fit into memory: lower "
+                         f"num_kv_blocks or kv_cache_memory_bytes ({error})") from error
 
 
 class PagedAttention:
@@ -58,19 +72,16 @@ class PagedAttention:
     Args:
         dtype, device: of keys and values; ``num_bytes`` says how much they take.
     Raises:
-        ValueError: memory cannot hold so many blocks, or some hold what was written elsewhere.
+        ValueError: memory cannot hold so many blocks, or another backend writes them, or has written some.
     """
 
     def __init__(self, config: ModelConfig, pool: PoolProtocol, *, dtype: torch.dtype, device: torch.device | str):
-        if pool.num_available < pool.num_blocks or getattr(pool, "num_cached", 0):
-            raise ValueError("this pool has blocks that another backend has written: make a new BlockPool")
+        used = pool.num_available < pool.num_blocks or getattr(pool, "num_cached", 0)
+        if used or any(other.pool is pool for other in _LIVING):
+            raise ValueError("this pool has blocks that another backend has written, or will: make a new BlockPool")
         self.pool, self.windows = pool, config.windows
-        shape = (config.num_layers, pool.num_blocks, pool.block_size, 2, config.num_kv_heads, config.head_dim)
-        try:
-            self.buffer = torch.empty(shape, dtype=dtype, device=device)
-        except RuntimeError as error:
-            raise ValueError(f"a KV cache of {pool.num_blocks} blocks of {pool.block_size} tokens does not fit into "
-                             f"memory: lower num_kv_blocks or kv_cache_memory_bytes ({error})") from error
+        self.buffer = block_buffer(config, pool.num_blocks, pool.block_size, dtype=dtype, device=device)
+        _LIVING.add(self)
         self._gathered = self.buffer.new_empty(0)
         self._layers = [(layer.flatten(0, 1), layer) for layer in self.buffer]  # by slot, by block
         self._step: StepTensors | None = None
@@ -89,12 +100,11 @@ class PagedAttention:
         """Store the step's keys and values, ``[T, num_kv_heads, head_dim]``, in the slots of their tokens."""
         if step is not self._step:
             self._layout, self._step = self._laid_out(step), step
-        self._layers[layer][0].index_copy_(0, self._layout.slots, torch.stack((key, value), 1))
+        self._layers[layer][0].index_copy_(0, self._layout[0], torch.stack((key, value), 1))
 
     def attend(self, layer: int, query: Tensor, step: StepTensors) -> Tensor:
         """``query`` ``[T, num_heads, head_dim]`` to the attention output, the same shape and dtype."""
-        groups, alone = self._layout.groups, self._layout.alone
-        window = self.windows[layer]
+        (_, groups, alone), window = self._layout, self.windows[layer]
         if not groups and len(alone) == 1:
             return self._alone(layer, query, alone[0], window)
         if groups and groups[0].rows is None:
@@ -106,8 +116,7 @@ class PagedAttention:
             out[group.rows] = self._together(layer, query[group.rows], group, window)
         return out
 
-    def _alone(self, layer: int, query: Tensor, item: tuple[int, int, int, slice | Tensor],
-               window: int | None) -> Tensor:
+    def _alone(self, layer: int, query: Tensor, item: _Item, window: int | None) -> Tensor:
         by_slot, by_block = self._layers[layer]
         _, _, num_keys, where = item
         cached = by_slot[where] if isinstance(where, slice) else by_block[where].flatten(0, 1)[:num_keys]
@@ -126,33 +135,31 @@ class PagedAttention:
 
     # ---- once a step -------------------------------------------------------------------------------------------
 
-    def _laid_out(self, step: StepTensors) -> _Layout:
+    def _laid_out(self, step: StepTensors) -> tuple[Tensor, list[_Group], list[_Item]]:
+        """The slots where the step's tokens go, and where its queries read; made once, for all layers."""
         if len(step.block_tables) != len(step.sequences):
             raise ValueError("paged attention needs a block table for each sequence: StepTensors.of(block_tables=...)")
         size, device = self.pool.block_size, step.positions.device
         slots, begun, single, alone = [], [], [], []
         for index, (table, num_keys) in enumerate(zip(step.block_tables, step.context_lengths, strict=True)):
             first, last = step.query_starts[index], step.query_starts[index + 1]
-            for position in range(num_keys - (last - first), num_keys):
-                slots.append(table[position // size] * size + position % size)
-            if num_keys % size and num_keys - num_keys % size >= num_keys - (last - first):
+            start = num_keys - (last - first)
+            slots += [table[position // size] * size + position % size for position in range(start, num_keys)]
+            if num_keys % size and num_keys - num_keys % size >= start:
                 begun.append(table[num_keys // size])  # its first slot is written now, and not its last
-            if last - first == 1:
-                single.append(index)
-            else:
-                alone.append((first, last, num_keys, self._where(table, num_keys, device)))
+            (single if last - first == 1 else alone).append(index)
         slots, begun = (torch.tensor(ids, dtype=torch.int64, device=device) for ids in (slots, begun))
         if len(begun):  # what a former owner left there may be no numbers, and 0 x NaN is NaN
             self.buffer.index_fill_(1, begun, 0)
         packed = self._packed(step, single)
-        for indices in packed:
-            if len(indices) == 1:  # nothing to pad, and perhaps nothing to gather
-                index, = indices
-                first, num_keys = step.query_starts[index], step.context_lengths[index]
-                alone.append((first, first + 1, num_keys, self._where(step.block_tables[index], num_keys, device)))
+        alone += [indices[0] for indices in packed if len(indices) == 1]  # nothing to pad, and perhaps to gather
         several = [indices for indices in packed if len(indices) > 1]
-        self._make_room(step, several)
-        return _Layout(slots, [self._group_of(step, indices, device) for indices in several], alone)
+        # One buffer for what is gathered, in all layers: a new one each time is slow to come by.
+        sizes = [len(indices) * self._num_blocks(step.context_lengths[indices[-1]]) for indices in several]
+        if (needed := max(sizes, default=0)) > len(self._gathered):
+            self._gathered = self.buffer.new_empty(needed, *self.buffer.shape[2:])
+        return (slots, [self._group_of(step, indices, device) for indices in several],
+                [self._item_of(step, index, device) for index in alone])
 
     def _packed(self, step: StepTensors, single: Sequence[int]) -> list[list[int]]:
         """``single`` by length, so that little is padded, in groups of which each fits :data:`GATHER_BYTES`."""
@@ -160,38 +167,32 @@ class PagedAttention:
         most = limit * self.pool.num_blocks * len(self._layers) // self.buffer.nbytes
         packed: list[list[int]] = []
         for index in sorted(single, key=lambda index: step.context_lengths[index]):
-            if packed and (len(packed[-1]) + 1) * self._num_blocks(step, [index]) <= most:
+            if packed and (len(packed[-1]) + 1) * self._num_blocks(step.context_lengths[index]) <= most:
                 packed[-1].append(index)
             else:
                 packed.append([index])
         return packed
 
-    def _num_blocks(self, step: StepTensors, indices: Sequence[int]) -> int:
-        """Blocks of the longest of these sequences."""
-        return -(-max(step.context_lengths[index] for index in indices) // self.pool.block_size)
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.pool.block_size)
 
-    def _make_room(self, step: StepTensors, groups: Sequence[Sequence[int]]) -> None:
-        """One buffer for what is gathered, in all layers: a new one each time is slow to come by."""
-        needed = max((len(indices) * self._num_blocks(step, indices) for indices in groups), default=0)
-        if needed > len(self._gathered):
-            self._gathered = self.buffer.new_empty(needed, *self.buffer.shape[2:])
-
-    def _where(self, table: Sequence[int], num_keys: int, device: torch.device) -> slice | Tensor:
-        """The blocks of ``num_keys`` tokens; where they follow one another, a slice of slots, to be read in place."""
-        blocks = table[:-(-num_keys // self.pool.block_size)]
+    def _item_of(self, step: StepTensors, index: int, device: torch.device) -> _Item:
+        num_keys = step.context_lengths[index]
+        blocks = step.block_tables[index][:self._num_blocks(num_keys)]
         if all(block == blocks[0] + place for place, block in enumerate(blocks)):
-            first = blocks[0] * self.pool.block_size
-            return slice(first, first + num_keys)
-        return torch.tensor(blocks, dtype=torch.int64, device=device)
+            where = slice(blocks[0] * self.pool.block_size, blocks[0] * self.pool.block_size + num_keys)
+        else:
+            where = torch.tensor(blocks, dtype=torch.int64, device=device)
+        return step.query_starts[index], step.query_starts[index + 1], num_keys, where
 
     def _group_of(self, step: StepTensors, indices: list[int], device: torch.device) -> _Group:
-        size, most = self.pool.block_size, self._num_blocks(step, indices)
         if len(indices) == len(step.sequences):
             indices = sorted(indices)
         lengths = [step.context_lengths[index] for index in indices]
+        size, most = self.pool.block_size, self._num_blocks(max(lengths))
         blocks = []
         for index, length in zip(indices, lengths, strict=True):
-            table = step.block_tables[index][:-(-length // size)]
+            table = step.block_tables[index][:self._num_blocks(length)]
             blocks += [*table, *table[:1] * (most - len(table))]
         count = torch.tensor(lengths, device=device)[:, None, None, None]
         key = torch.arange(most * size, device=device)

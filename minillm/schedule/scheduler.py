@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, get_args
 
 from minillm.cache.blocks import PoolProtocol
-from minillm.config import EngineConfig, SchedulingPolicy
+from minillm.config import SchedulingPolicy
 from minillm.request import FinishReason, Request
 from minillm.schedule.plan import ScheduledRequest, StepPlan
 
@@ -68,16 +68,16 @@ class Scheduler:
         policy: ``"priority"`` heeds ``Request.priority``, lower values first; ``"fcfs"`` does not.
         clock: tells the seconds of ``Request.admitted_s`` and ``finished_s``; a simulation has its own.
     Raises:
-        ValueError: a budget that leaves no token for prompts, a size below 1, an unknown policy.
+        ValueError: a budget that leaves no token for prompts, a size out of range, an unknown policy.
     """
 
     def __init__(self, pool: PoolProtocol, *, max_num_seqs: int = 8, max_num_batched_tokens: int = 2048,
                  max_prefill_chunk: int = 512, chunked: bool = True, watermark: int | None = None,
                  policy: SchedulingPolicy = "fcfs", clock: Callable[[], float] = time.perf_counter):
-        if max_num_batched_tokens <= max_num_seqs or min(max_num_seqs, max_prefill_chunk) < 1:
-            raise ValueError(
-                f"max_num_batched_tokens ({max_num_batched_tokens}) must be above max_num_seqs ({max_num_seqs}), or no "
-                f"prompt advances while others decode; both and max_prefill_chunk ({max_prefill_chunk}) at least 1")
+        if max_num_batched_tokens <= max_num_seqs or min(max_num_seqs, max_prefill_chunk, 1 + (watermark or 0)) < 1:
+            raise ValueError(f"max_num_batched_tokens ({max_num_batched_tokens}) must be above max_num_seqs "
+                             f"({max_num_seqs}), or no prompt advances while others decode; both and max_prefill_chunk "
+                             f"({max_prefill_chunk}) at least 1, and watermark ({watermark}) at least 0")
         if policy not in get_args(SchedulingPolicy):
             raise ValueError(f"policy must be 'fcfs' or 'priority', got {policy!r}")
         self.policy, self.clock = policy, clock
@@ -85,19 +85,14 @@ class Scheduler:
         self.max_whole_prompt = None if chunked else max_num_batched_tokens - max_num_seqs
         self.max_prefill_chunk = max_prefill_chunk if chunked else max_num_batched_tokens
         self.watermark = max(1, pool.num_blocks // 100) if watermark is None else watermark
+        self.given = {"max_prefill_chunk": max_prefill_chunk, "watermark": watermark}  # from which those follow
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_preempted = 0
         self._planned: dict[Request, ScheduledRequest] = {}
         self._victims: set[Request] = set()  # preempted in this step
+        self._again: set[Request] = set()  # preempted after they had computed something
         self._budget = 0
-
-    @classmethod
-    def of(cls, config: EngineConfig, pool: PoolProtocol) -> Scheduler:
-        """The scheduler of the engine's options."""
-        return cls(pool, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens,
-                   max_prefill_chunk=config.max_prefill_chunk, chunked=config.enable_chunked_prefill,
-                   policy=config.scheduling_policy)
 
     def why_never(self, num_tokens: int) -> str:
         """Why a prompt of so many tokens can never run, and what to do; ``""`` when it can."""
@@ -115,8 +110,7 @@ class Scheduler:
 
         It may grow to one token more than the pool holds: the newest needs no room until it is computed.
         """
-        most = self.pool.num_blocks * self.pool.block_size + 1
-        request.max_total_tokens = min(request.max_total_tokens, most)
+        request.max_total_tokens = min(request.max_total_tokens, self.pool.num_blocks * self.pool.block_size + 1)
         insort_right(self.waiting, request, key=self._place)
 
     def schedule(self) -> StepPlan:
@@ -124,6 +118,8 @@ class Scheduler:
         self._planned, self._victims, self._budget = {}, set(), self.max_num_batched_tokens
         for request in list(self.running):
             if request.num_missing_tokens == 1 and request not in self._victims and self._makes_room(request, 1):
+                if request.num_known_tokens % self.pool.block_size == 0:  # others may begin with the block it fills
+                    self.pool.may_write(request.table, request.token_ids)
                 self._plan(request, 1)
         for request in list(self.running):
             if request not in self._planned:
@@ -151,8 +147,9 @@ class Scheduler:
         """Take over what others have computed of ``request``'s tokens since it was looked at last."""
         if len(request.table.chains) == len(request.table.blocks):  # it isn't in the middle of a block
             num_cached = self.pool.match(request.table, request.token_ids)
-            if not request.num_preemptions:  # what it computed itself, before, was no hit
-                request.num_cached_tokens += num_cached - request.num_computed_tokens
+            hits = request.num_cached_tokens + num_cached - request.num_computed_tokens
+            # Found again after a preemption, what was a hit is one; what it had computed itself is none.
+            request.num_cached_tokens = min(request.num_cached_tokens, num_cached) if request in self._again else hits
             request.num_computed_tokens = num_cached
 
     def _makes_room(self, request: Request, num_tokens: int) -> bool:
@@ -168,6 +165,10 @@ class Scheduler:
         self._victims.add(request)
         self._planned.pop(request, None)
         self.pool.release(request.table)
+        if request.num_computed_tokens > request.num_cached_tokens:
+            self._again.add(request)
+        elif request not in self._again:  # what it finds next time is all that it found
+            request.num_cached_tokens = 0
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         self.num_preempted += 1
@@ -191,12 +192,11 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, token_ids: Sequence[int]) -> None:
         """See :class:`SchedulerProtocol`."""
-        sampling = plan.sampling
         for item in plan.scheduled:
             if not item.request.is_finished:
                 item.request.num_computed_tokens = item.end
                 self.pool.publish(item.request.table, item.request.token_ids, item.end)
-        for item, token_id in zip(sampling, token_ids, strict=True):
+        for item, token_id in zip(plan.sampling, token_ids, strict=True):
             if not item.request.is_finished:
                 item.request.token_ids.append(token_id)
                 self._finish_if_stopped(item.request, token_id)
@@ -213,11 +213,11 @@ class Scheduler:
     def finish(self, request: Request, reason: FinishReason, *, stop_reason: int | str | None = None,
                error: str | None = None) -> None:
         """See :class:`SchedulerProtocol`."""
-        for queue in (self.running, self.waiting):  # first, so that a call that was interrupted can be repeated
-            if request in queue:
-                queue.remove(request)
-                break
+        queue = self.running if request in self.running else self.waiting
+        if request in queue:  # first, so that a call that was interrupted can be repeated
+            queue.remove(request)
         self.pool.release(request.table)
+        self._again.discard(request)
         if not request.is_finished:
             request.stop_reason, request.error, request.finished_s = stop_reason, error, self.clock()
             request.finish_reason = reason

@@ -228,6 +228,36 @@ def test_what_a_request_computed_before_it_was_preempted_is_no_hit():
     assert second.num_preemptions and second.num_cached_tokens == first.num_cached_tokens == 0
 
 
+def test_a_hit_is_what_a_request_never_computed_itself():
+    """Preempted before it computed anything, it still may have one; computing all again, it had none."""
+    prompt = tuple(range(1, 10))
+    first, again = make(0, prompt, 9), make(1, prompt, 9)
+    scheduler = scheduler_of(first, again, max_num_seqs=2, max_prefill_chunk=4)
+    assert step(scheduler) == {first: 4} and scheduler.running == [first, again]
+    scheduler._preempt(again)
+    assert [step(scheduler) for _ in range(3)] == [{first: 4}, {first: 1, again: 1}, {first: 1, again: 1}]
+    assert (again.num_preemptions, again.num_cached_tokens, first.num_cached_tokens) == (1, 8, 0)
+    for _ in range(2):  # found again, preempted before it computed more, and found again
+        scheduler._preempt(again)
+        scheduler.schedule()
+        assert again.num_cached_tokens == 8
+    scheduler._preempt(again)
+    scheduler.finish(first, "cancelled")
+    scheduler.pool.forget()
+    assert step(scheduler) == {again: 4} and again.num_cached_tokens == 0
+    scheduler.finish(again, "cancelled")
+    assert not scheduler._again
+
+
+def test_a_block_that_a_prompts_last_token_fills_is_waited_for():
+    """Its writer is one token behind, so it is planned like one that decodes."""
+    prompt = tuple(range(1, 9))
+    writer, longer = make(0, prompt, 2), make(1, (*prompt, 20, 21), 1)
+    scheduler = scheduler_of(writer, longer, max_num_seqs=2, max_prefill_chunk=7)
+    assert [step(scheduler) for _ in range(3)] == [{writer: 7}, {writer: 1}, {writer: 1, longer: 2}]
+    assert longer.num_cached_tokens == 8
+
+
 @pytest.mark.parametrize("when", ["waiting", "mid-chunk", "decoding", "finished", "twice"])
 def test_k09_two_hundred_rounds_of_cancelling_leave_every_block_free(when):
     """K09: three requests that share a prefix of 8, one of them cancelled at each stage of its life."""
@@ -252,3 +282,9 @@ def test_k09_two_hundred_rounds_of_cancelling_leave_every_block_free(when):
 def test_sizes_that_would_let_nothing_advance_are_refused(options):
     with pytest.raises(ValueError, match="max_num_batched_tokens .* above max_num_seqs"):
         Scheduler(BlockPool(4), **options)
+
+
+def test_a_watermark_below_0_is_refused():
+    """It would admit what there is no room for."""
+    with pytest.raises(ValueError, match=r"watermark \(-1\) at least 0"):
+        Scheduler(BlockPool(4), watermark=-1)
