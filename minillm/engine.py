@@ -252,8 +252,9 @@ class Engine:
 
     def reset_prefix_cache(self) -> None:
         """Forget what finished requests have left in the prefix cache; a no-op where there is none."""
-        if (forget := getattr(getattr(self.scheduler, "pool", None), "forget", None)) is not None:
-            self.turns.exclusively(forget)
+        pool = getattr(self.scheduler, "pool", None)
+        if (reset := getattr(self.scheduler, "reset_prefix_cache", getattr(pool, "forget", None))) is not None:
+            self.turns.exclusively(reset)
 
     def stats(self) -> EngineStats:
         """A snapshot of the counters."""

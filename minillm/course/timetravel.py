@@ -40,7 +40,7 @@ class Moment:
 def moments(history: History) -> list[Moment]:
     """Every step of a run; tokens found in the prefix cache are not computed, so not again either."""
     found, finished, reached, again = [], (), dict[str, int](), 0
-    for snapshot in replay(history):
+    for snapshot in replay(history, blocks=True):
         for item in snapshot.items:
             end, before = item.start + item.num_tokens, reached.get(item.request, 0)
             again += max(0, min(end, before) - item.start)
@@ -123,8 +123,8 @@ def _draw_blocks(axes: Any, names: Sequence[str], snapshot: Snapshot) -> None:
         if holders:
             axes.text(x, y, "".join(_letter(names, name) for name in holders), ha="center", va="center", fontsize=8)
     axes.set(ylim=(-(-len(snapshot.blocks) // columns) - 0.5, -0.5), xlim=(-0.5, columns - 0.5), xticks=[], yticks=[])
-    axes.set_xlabel(f"blocks: {snapshot.num_blocks('held')} held, {snapshot.num_blocks('cached')} cached (hatched), "
-                    f"{snapshot.num_blocks('free')} free", fontsize=8)
+    axes.set_xlabel(f"blocks: {snapshot.num_held} held, {snapshot.num_cached} cached (hatched), "
+                    f"{snapshot.num_free} free", fontsize=8)
     for spine in axes.spines.values():
         spine.set_visible(False)
 

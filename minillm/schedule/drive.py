@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 
 from minillm.request import FinishReason, Request
 from minillm.schedule.plan import StepPlan
@@ -36,31 +39,33 @@ class Script:
     comes_s: float
     output_token_ids: Sequence[int]
     reason: FinishReason = "length"
-    leaves_s: float = float("inf")
+    leaves_s: float = math.inf
 
 
 def drive(scheduler: SchedulerProtocol, scripts: Iterable[Script], step_seconds: Callable[[StepPlan], float],
-          clock: Clock) -> Iterator[StepPlan]:
+          clock: Clock, forgets_s: Iterable[float] = ()) -> Iterator[StepPlan]:
     """Run ``scheduler``, whose clock is ``clock``, until nothing is left to do; yields each plan once it is committed.
 
     A step takes ``step_seconds(plan)``. Who comes meanwhile waits for its end; time in which nothing runs is skipped.
 
+    Args:
+        forgets_s: when the prefix cache is emptied, by the recording scheduler that this is then.
     Raises:
         RuntimeError: the scheduler planned nothing although requests wait or run.
     """
     by_request = {script.request: script for script in scripts}
     here = {*scheduler.waiting, *scheduler.running}
-    coming = deque(sorted((script for script in by_request.values() if script.request not in here),
-                          key=lambda script: script.comes_s))
-    leaving = deque(sorted((script for script in by_request.values() if not script.output_token_ids),
-                           key=lambda script: max(script.comes_s, script.leaves_s)))
-    while coming or scheduler.waiting or scheduler.running:
+    calls = [(script.comes_s, partial(scheduler.add, script.request))
+             for script in by_request.values() if script.request not in here]
+    calls += [(max(script.comes_s, script.leaves_s), partial(scheduler.finish, script.request, script.reason))
+              for script in by_request.values() if not script.output_token_ids and script.leaves_s < math.inf]
+    calls += [(time_s, scheduler.reset_prefix_cache) for time_s in forgets_s]
+    due = deque(sorted(calls, key=itemgetter(0)))
+    while due or scheduler.waiting or scheduler.running:
         if not (scheduler.waiting or scheduler.running):
-            clock.time_s = max(clock.time_s, coming[0].comes_s)
-        while coming and coming[0].comes_s <= clock.time_s:
-            scheduler.add(coming.popleft().request)
-        while leaving and max(leaving[0].comes_s, leaving[0].leaves_s) <= clock.time_s:
-            scheduler.finish(leaving[0].request, leaving.popleft().reason)
+            clock.time_s = max(clock.time_s, due[0][0])
+        while due and due[0][0] <= clock.time_s:
+            due.popleft()[1]()
         if scheduler.waiting or scheduler.running:
             plan = scheduler.schedule()
             if not plan.scheduled:

@@ -8,7 +8,8 @@ settings first, it can be read without minillm; replayed on a scheduler of the s
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -78,6 +79,13 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten:
+    """The prefix cache was emptied, see :meth:`~minillm.cache.blocks.BlockPool.forget`."""
+
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Changed:
     """From here on the scheduler had these settings (:data:`SCHEDULER_SETTINGS`, those that changed)."""
 
@@ -85,7 +93,7 @@ class Changed:
     settings: dict[str, Any]
 
 
-Event = Added | Planned | Committed | Finished | Changed
+Event = Added | Planned | Committed | Finished | Forgotten | Changed
 _KINDS = {kind.__name__.lower(): kind for kind in get_args(Event)}
 
 
@@ -118,12 +126,13 @@ class History:
         """
         known: set[str] = set()
         history = None
-        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
             try:
+                values = json.loads(line.decode())
                 if history is None:
-                    history = cls(_settings_of(json.loads(line)))
+                    history = cls(_settings_of(values))
                 else:
-                    history.events.append(_event_of(json.loads(line), known))
+                    history.events.append(_event_of(values, known))
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise ValueError(f"{path}, line {number}, is not of a history as History.save writes it: "
                                  f"{error}") from None
@@ -136,8 +145,8 @@ def _settings_of(line: dict[str, Any]) -> dict[str, Any]:
     if line.get("format") != FORMAT:
         raise ValueError(f"the first line must have \"format\": \"{FORMAT}\"")
     settings, wanted = line["settings"], {*POOL_SETTINGS, *SCHEDULER_SETTINGS}
-    if settings.keys() != wanted:
-        raise ValueError(f"settings must be {', '.join(sorted(wanted))}")
+    if settings.keys() != wanted or not all(v is None or _setting(name, v) for name, v in settings.items()):
+        raise ValueError(f"settings must be {', '.join(sorted(wanted))}, each of its type, got {settings}")
     return settings
 
 
@@ -158,21 +167,11 @@ def _event_of(line: dict[str, Any], known: set[str]) -> Event:
         if event.request in known:
             raise ValueError(f"{event.request} was added before")
         known.add(event.request)
-    if unknown := set(_mentioned(event)) - known:
+    named = {line["request"]} if "request" in line else set(line.get("token_ids", ())).union(
+        line.get("admitted", ()), line.get("preempted", ()), (item.request for item in line.get("items", ())))
+    if unknown := named - known:
         raise ValueError(f"{', '.join(sorted(unknown))} was not added before")
     return event
-
-
-def _mentioned(event: Event) -> Iterable[str]:
-    """The requests that an event after their own speaks of."""
-    match event:
-        case Planned():
-            return [*(item.request for item in event.items), *event.admitted, *event.preempted]
-        case Committed():
-            return event.token_ids
-        case Finished():
-            return [event.request]
-    return []
 
 
 def _whole(value: object) -> bool:
@@ -180,11 +179,16 @@ def _whole(value: object) -> bool:
 
 
 def _number(value: object) -> bool:
-    return _whole(value) or isinstance(value, float)
+    return (_whole(value) or isinstance(value, float)) and abs(value) <= sys.float_info.max  # NaN is not
 
 
 def _text(value: object) -> bool:
     return isinstance(value, str)
+
+
+def _setting(name: str, value: object) -> bool:
+    kind = {"caching": bool, "chunked": bool, "policy": str}.get(name, int)
+    return type(value) is kind or (name == "watermark" and value is None)
 
 
 def _all(check: Callable[[object], bool]) -> Callable[[object], bool]:
@@ -194,7 +198,8 @@ def _all(check: Callable[[object], bool]) -> Callable[[object], bool]:
 _VALID: Mapping[str, Callable[[Any], bool]] = {
     "time_s": _number, "arrival_s": _number, "request": _text, "request_id": _text, "index": _whole,
     "max_total_tokens": _whole, "priority": _whole, "reason": lambda value: value in get_args(FinishReason),
-    "by_token": lambda value: isinstance(value, bool), "settings": lambda value: isinstance(value, dict),
+    "by_token": lambda value: isinstance(value, bool), "settings": lambda value: isinstance(value, dict) and all(
+        name in SCHEDULER_SETTINGS and _setting(name, own) for name, own in value.items()),
     "items": _all(lambda item: _text(item.request) and _text(item.stage) and _whole(item.start)
                   and _whole(item.num_tokens)),
     "token_ids": lambda value: isinstance(value, dict) and all(map(_whole, value.values())),

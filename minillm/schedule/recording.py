@@ -7,16 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minillm.request import FinishReason, Request
-from minillm.schedule.history import (
-    POOL_SETTINGS,
-    SCHEDULER_SETTINGS,
-    Added,
-    Committed,
-    Finished,
-    History,
-    Item,
-    Planned,
-)
+from minillm.schedule import history as record
 from minillm.schedule.plan import StepPlan
 from minillm.schedule.scheduler import SchedulerProtocol
 
@@ -33,12 +24,19 @@ class RecordingScheduler:
 
     Args:
         history: one to go on with, of whose requests ``scheduler`` holds those that are not finished.
+    Raises:
+        ValueError: without ``history``, something waits, runs or is cached already, which none would tell.
     """
 
-    def __init__(self, scheduler: SchedulerProtocol, history: History | None = None):
+    def __init__(self, scheduler: SchedulerProtocol, history: record.History | None = None):
+        here = [*scheduler.waiting, *scheduler.running]
+        if history is None and (here or getattr(getattr(scheduler, "pool", None), "num_cached", 0)):
+            raise ValueError("no history tells what this scheduler did before: record a new scheduler over a new pool")
         self.scheduler = scheduler
-        self.history = History(settings_of(scheduler)) if history is None else history
-        self._named = {event.request for event in self.history.events if isinstance(event, Added)}
+        self.history = record.History(settings_of(scheduler)) if history is None else history
+        # By the names in the history; None: it has ended.
+        self._requests = {event.request: None for event in self.history.events if isinstance(event, record.Added)}
+        self._requests |= {name_of(request): request for request in here}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["scheduler"], name)
@@ -55,27 +53,28 @@ class RecordingScheduler:
 
     def add(self, request: Request) -> None:
         """Queue; ``ValueError`` when a request of this name is in the history already."""
-        if (name := name_of(request)) in self._named:
+        if (name := name_of(request)) in self._requests:
             raise ValueError(f"this history has a request {name} already: record each engine with its own")
-        event = Added(
+        event = record.Added(
             time_s=self.clock(), request=name, request_id=request.request_id, index=request.index,
             prompt_token_ids=list(request.prompt_token_ids), max_total_tokens=request.max_total_tokens,
             priority=request.priority, arrival_s=request.arrival_s,
             eos_token_ids=[] if request.params.ignore_eos else list(request.eos_token_ids),
             stop_token_ids=list(request.params.stop_token_ids))
         self.scheduler.add(request)
-        self._named.add(name)
+        self._requests[name] = request
         self.history.events.append(event)
 
     def schedule(self) -> StepPlan:
-        """The inner scheduler's plan."""
+        """The inner scheduler's plan; an empty one while there is nobody is no step."""
         time_s, ran = self.clock(), list(self.scheduler.running)
         plan = self.scheduler.schedule()
         before, runs = set(ran), set(self.scheduler.running)
-        self.history.events.append(Planned(
-            time_s=time_s, items=items_of(plan),
-            admitted=[name_of(request) for request in self.scheduler.running if request not in before],
-            preempted=[name_of(request) for request in ran if request not in runs]))
+        if plan.scheduled or self.scheduler.waiting or runs:
+            self.history.events.append(record.Planned(
+                time_s=time_s, items=items_of(plan),
+                admitted=[name_of(request) for request in self.scheduler.running if request not in before],
+                preempted=[name_of(request) for request in ran if request not in runs]))
         return plan
 
     def commit(self, plan: StepPlan, token_ids: Sequence[int]) -> None:
@@ -84,7 +83,7 @@ class RecordingScheduler:
                   if not item.request.is_finished}
         time_s = self.clock()
         self.scheduler.commit(plan, token_ids)
-        self.history.events.append(Committed(
+        self.history.events.append(record.Committed(
             time_s=time_s, token_ids={name_of(request): token_id for request, token_id in takers.items()}))
         for request in takers:
             if request.is_finished:
@@ -92,14 +91,19 @@ class RecordingScheduler:
 
     def finish(self, request: Request, reason: FinishReason, *, stop_reason: int | str | None = None,
                error: str | None = None) -> None:
-        """End a request; one that has ended already is not noted again."""
-        ends = not request.is_finished and name_of(request) in self._named
+        """End a request; one that has ended already, or was refused by :meth:`add`, is not noted."""
         self.scheduler.finish(request, reason, stop_reason=stop_reason, error=error)
-        if ends:
+        if self._requests.get(name_of(request)) is request:
             self._note_end(request, by_token=False)
 
+    def reset_prefix_cache(self) -> None:
+        """Empty the prefix cache of the inner scheduler's pool, where it has one."""
+        getattr(getattr(self.scheduler, "pool", None), "forget", lambda: None)()
+        self.history.events.append(record.Forgotten(time_s=self.clock()))
+
     def _note_end(self, request: Request, by_token: bool) -> None:
-        self.history.events.append(Finished(time_s=self.clock(), request=name_of(request),
+        self._requests[name_of(request)] = None
+        self.history.events.append(record.Finished(time_s=self.clock(), request=name_of(request),
                                             reason=request.finish_reason, by_token=by_token))
 
 
@@ -108,14 +112,15 @@ def name_of(request: Request) -> str:
     return request.request_id + (f".{request.index}" if request.index else "")
 
 
-def items_of(plan: StepPlan) -> list[Item]:
+def items_of(plan: StepPlan) -> list[record.Item]:
     """A plan as the plain values of a history."""
-    return [Item(name_of(item.request), item.start, item.num_tokens, item.stage) for item in plan.scheduled]
+    return [record.Item(name_of(item.request), item.start, item.num_tokens, item.stage) for item in plan.scheduled]
 
 
 def settings_of(scheduler: SchedulerProtocol) -> dict[str, Any]:
-    """The settings of a scheduler and its pool, by the names that their constructors have."""
+    """The settings of a scheduler and its pool, by the names that their constructors have, as these were given them."""
     pool = getattr(scheduler, "pool", None)
-    settings = {name: getattr(pool, name, None) for name in POOL_SETTINGS}
-    settings |= {name: getattr(scheduler, name, None) for name in SCHEDULER_SETTINGS}
-    return settings | {"chunked": getattr(scheduler, "max_whole_prompt", None) is None}
+    settings = {name: getattr(pool, name, None) for name in record.POOL_SETTINGS}
+    settings |= {name: getattr(scheduler, name, None) for name in record.SCHEDULER_SETTINGS}
+    settings["chunked"] = getattr(scheduler, "max_whole_prompt", None) is None
+    return settings | getattr(scheduler, "given", {})

@@ -9,18 +9,8 @@ from typing import Any, Literal, NamedTuple
 from minillm.cache.blocks import BlockPool
 from minillm.measure.trace import Trace
 from minillm.request import FinishReason, Request, SamplingParams
+from minillm.schedule import history as record
 from minillm.schedule.drive import Clock
-from minillm.schedule.history import (
-    SCHEDULER_SETTINGS,
-    Added,
-    Changed,
-    Committed,
-    Event,
-    Finished,
-    History,
-    Item,
-    Planned,
-)
 from minillm.schedule.plan import StepPlan
 from minillm.schedule.recording import items_of, name_of, settings_of
 from minillm.schedule.scheduler import Scheduler
@@ -51,45 +41,46 @@ class Snapshot:
     ``step`` counts from 0; the step took from ``start_s`` to ``end_s``, of the record's clock. ``items``, ``admitted``
     and ``preempted`` are those of its plan, ``finished`` who ended in or after it, ``added`` who came since the step
     before was planned. Counts run from the beginning: ``num_computed_tokens`` (those computed twice count twice),
-    ``num_hit_tokens`` (of prompts, found in the cache), ``num_preempted``, ``num_evicted``.
+    ``num_hit_tokens`` (of prompts, found in the cache), ``num_preempted``, ``num_evicted``. ``blocks`` are all of the
+    pool where they were asked for, else none.
     """
 
     step: int
     start_s: float
     end_s: float
-    items: tuple[Item, ...]
+    items: tuple[record.Item, ...]
     admitted: tuple[str, ...]
     preempted: tuple[str, ...]
     finished: tuple[tuple[str, FinishReason], ...]
     added: tuple[str, ...]
     waiting: tuple[RequestState, ...]
     running: tuple[RequestState, ...]
+    num_held: int
+    num_cached: int
+    num_free: int
     blocks: tuple[Block, ...]
     num_computed_tokens: int
     num_hit_tokens: int
     num_preempted: int
     num_evicted: int
 
-    def num_blocks(self, state: str) -> int:
-        """Blocks that are ``"free"``, ``"cached"`` or ``"held"``."""
-        return sum(block.state == state for block in self.blocks)
 
-
-def replay(history: History) -> Iterator[Snapshot]:
-    """Run a new :class:`~minillm.schedule.scheduler.Scheduler` through ``history``; a snapshot after each step.
+def replay(history: record.History, *, blocks: bool = False) -> Iterator[Snapshot]:
+    """Run a new :class:`~minillm.schedule.scheduler.Scheduler` through ``history``; a snapshot after each step, with
+    every block of the pool where ``blocks`` says so.
 
     Raises:
         ValueError: it was not recorded from such a scheduler, or this one plans otherwise (another version did it).
     """
     player, step = Player(history.settings), []
     for event in history.events:
-        if isinstance(event, Planned) and any(isinstance(before, Planned) for before in step):
-            yield player.snapshot(step)
+        if isinstance(event, record.Planned) and any(isinstance(before, record.Planned) for before in step):
+            yield player.snapshot(step, blocks)
             step = []
         player.apply(event)
         step.append(event)
-    if any(isinstance(event, Planned) for event in step):
-        yield player.snapshot(step)
+    if any(isinstance(event, record.Planned) for event in step):
+        yield player.snapshot(step, blocks)
 
 
 def describe(snapshot: Snapshot) -> str:
@@ -106,21 +97,21 @@ def describe(snapshot: Snapshot) -> str:
     parts += [f"{name} ends ({reason})" for name, reason in snapshot.finished]
     queues = [f"{verb} {' '.join(state.request for state in states)}"
               for verb, states in (("runs", snapshot.running), ("waits", snapshot.waiting)) if states]
-    blocks = ", ".join(f"{snapshot.num_blocks(state)} {state}" for state in ("held", "cached", "free"))
+    blocks = f"{snapshot.num_held} held, {snapshot.num_cached} cached, {snapshot.num_free} free"
     return f"step {snapshot.step}: {'; '.join(parts)} | {', '.join(queues) or 'idle'} | {blocks}"
 
 
-def _work(item: Item) -> str:
+def _work(item: record.Item) -> str:
     last = item.start + item.num_tokens - 1
     positions = f"{item.start}-{last}" if last > item.start else f"{last}"
     return f"{item.request} {'decodes' if item.stage == 'decode' else 'reads'} {positions}"
 
 
-def trace_of(history: History) -> Trace:
+def trace_of(history: record.History) -> Trace:
     """The run as a trace, a row a request: queue, chunks, decodes, preempted; with counters of requests and blocks."""
     trace, since, named = Trace(), {}, {}
     for event in history.events:
-        if isinstance(event, Added):
+        if isinstance(event, record.Added):
             since[event.request] = "queue", event.arrival_s
             named[event.request] = {"request_id": event.request_id, "index": event.index}
     for snapshot in replay(history):
@@ -132,8 +123,8 @@ def trace_of(history: History) -> Trace:
                       position=item.start)
         since |= dict.fromkeys(snapshot.preempted, ("preempted", snapshot.start_s))
         trace.count(snapshot.end_s, "requests", running=len(snapshot.running), waiting=len(snapshot.waiting))
-        trace.count(snapshot.end_s, "blocks", **{state: snapshot.num_blocks(state)
-                                                 for state in ("held", "cached", "free")})
+        trace.count(snapshot.end_s, "blocks", held=snapshot.num_held, cached=snapshot.num_cached,
+                    free=snapshot.num_free)
     return trace
 
 
@@ -152,57 +143,61 @@ class Player:
         self.clock, self.requests, self.plan = Clock(), dict[str, Request](), StepPlan(())
         self.num_steps = self.num_computed_tokens = 0
         pool = BlockPool(settings["num_blocks"], settings["block_size"], caching=settings["caching"])
-        self.scheduler = Scheduler(pool, clock=self.clock, **{name: settings[name] for name in SCHEDULER_SETTINGS})
+        self.scheduler = Scheduler(pool, clock=self.clock, **{own: settings[own] for own in record.SCHEDULER_SETTINGS})
 
-    def apply(self, event: Event) -> None:
+    def apply(self, event: record.Event) -> None:
         """Make the call of ``event``; ``ValueError`` when the scheduler does otherwise than the record says."""
         self.clock.time_s = event.time_s
         match event:
-            case Added():
+            case record.Added():
                 self.requests[event.request] = request_of(event)
                 self.scheduler.add(self.requests[event.request])
-            case Planned():
+            case record.Planned():
                 self.plan = self.scheduler.schedule()
                 if (items := items_of(self.plan)) != event.items:
                     raise ValueError(f"step {self.num_steps} was {_words(event.items)}, and is {_words(items)} now: "
                                      "another scheduler, or another version, was recorded")
                 self.num_steps += 1
-            case Committed():
+            case record.Committed():
                 self.num_computed_tokens += self.plan.num_tokens
                 self.scheduler.commit(self.plan, [event.token_ids.get(name_of(item.request), 0)
                                                   for item in self.plan.sampling])
-            case Finished() if not event.by_token:
+            case record.Finished() if not event.by_token:
                 self.scheduler.finish(self.requests[event.request], event.reason)
-            case Changed():
+            case record.Forgotten():
+                self.scheduler.pool.forget()
+            case record.Changed():
                 self.change(event.settings)
 
     def change(self, settings: dict[str, Any]) -> None:
         """Go on with a scheduler of other ``settings``; who no longer has a place among the running is preempted."""
         old, pool = self.scheduler, self.scheduler.pool
-        kept = {name: value for name, value in settings_of(old).items() if name in SCHEDULER_SETTINGS}
+        kept = {name: value for name, value in settings_of(old).items() if name in record.SCHEDULER_SETTINGS}
         self.scheduler = new = Scheduler(pool, clock=self.clock, **kept | settings)
-        new.num_preempted = old.num_preempted
+        new.num_preempted, new._again = old.num_preempted, old._again
         new.waiting, new.running = (sorted(queue, key=new._place) for queue in (old.waiting, old.running))
         while len(new.running) > new.max_num_seqs:
             new._preempt(new.running[-1])
 
-    def snapshot(self, step: Sequence[Event]) -> Snapshot:
-        """How things stand after ``step``, the events of the last step."""
-        planned = next(event for event in step if isinstance(event, Planned))
-        ended = next((event.time_s for event in step if isinstance(event, Committed)), planned.time_s)
+    def snapshot(self, step: Sequence[record.Event], blocks: bool = False) -> Snapshot:
+        """How things stand after ``step``, the events of the last step; ``blocks``: of each block too."""
+        planned = next(event for event in step if isinstance(event, record.Planned))
+        ended = next((event.time_s for event in step if isinstance(event, record.Committed)), planned.time_s)
         scheduler, pool = self.scheduler, self.scheduler.pool
         return Snapshot(
             step=self.num_steps - 1, start_s=planned.time_s, end_s=ended, items=tuple(planned.items),
             admitted=tuple(planned.admitted), preempted=tuple(planned.preempted),
-            finished=tuple((event.request, event.reason) for event in step if isinstance(event, Finished)),
-            added=tuple(event.request for event in step if isinstance(event, Added)),
+            finished=tuple((event.request, event.reason) for event in step if isinstance(event, record.Finished)),
+            added=tuple(event.request for event in step if isinstance(event, record.Added)),
             waiting=tuple(map(_state_of, scheduler.waiting)), running=tuple(map(_state_of, scheduler.running)),
-            blocks=_blocks_of(pool, scheduler.running), num_computed_tokens=self.num_computed_tokens,
+            num_held=pool.num_blocks - pool.num_available, num_cached=pool.num_cached,
+            num_free=pool.num_available - pool.num_cached,
+            blocks=_blocks_of(pool, scheduler.running) if blocks else (), num_computed_tokens=self.num_computed_tokens,
             num_hit_tokens=sum(request.num_cached_tokens for request in self.requests.values()),
             num_preempted=scheduler.num_preempted, num_evicted=pool.num_evicted)
 
 
-def request_of(event: Added) -> Request:
+def request_of(event: record.Added) -> Request:
     """A new request as the one that was added; it stops at the same tokens."""
     return Request(
         request_id=event.request_id, index=event.index, prompt_token_ids=tuple(event.prompt_token_ids), seed=0,
@@ -226,5 +221,5 @@ def _blocks_of(pool: BlockPool, requests: Sequence[Request]) -> tuple[Block, ...
         Block("cached" if pool.is_cached(block) else "free", ()) for block in range(pool.num_blocks))
 
 
-def _words(items: Sequence[Item]) -> str:
+def _words(items: Sequence[record.Item]) -> str:
     return ", ".join(f"{item.request} {item.start}+{item.num_tokens}" for item in items) or "nothing"

@@ -30,7 +30,7 @@ def test_what_the_notebook_says_of_the_run_and_its_forks():
 
 def test_moments_count_what_snapshots_say():
     run = moments(HISTORY)
-    assert [moment.snapshot for moment in run] == list(replay(HISTORY))
+    assert [moment.snapshot for moment in run] == list(replay(HISTORY, blocks=True))
     assert len(run[-1].finished) == sum(isinstance(event, Finished) for event in HISTORY.events) == 9
     # Each position is computed once or found in the cache, and all else again. A request's newest token never is.
     positions = Counter()

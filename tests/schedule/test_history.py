@@ -12,9 +12,9 @@ from minillm.course.batteries.scheduler import Replay, Workload
 from minillm.request import Request
 from minillm.schedule.drive import Clock, Script, drive
 from minillm.schedule.fork import fork, mean_step_seconds
-from minillm.schedule.history import Added, Changed, Committed, Finished, History, Planned
+from minillm.schedule.history import Added, Changed, Committed, Finished, Forgotten, History, Planned
 from minillm.schedule.recording import RecordingScheduler, name_of
-from minillm.schedule.replay import describe, replay, trace_of
+from minillm.schedule.replay import Player, describe, replay, trace_of
 from minillm.schedule.scheduler import Scheduler
 
 
@@ -26,10 +26,10 @@ def script(name: str, prompt: range, num_output: int, comes_s: float, reason: st
     return Script(request, comes_s, range(100, 100 + num_output), reason)
 
 
-def recorded(*scripts: Script, blocks: int = 8, step_seconds=lambda plan: 1.0, **options) -> History:
+def recorded(*scripts: Script, blocks: int = 8, step_seconds=lambda plan: 1.0, forgets_s=(), **options) -> History:
     clock = Clock()
     recorder = RecordingScheduler(Scheduler(BlockPool(blocks, 4), clock=clock, **options))
-    for _ in drive(recorder, scripts, step_seconds, clock):
+    for _ in drive(recorder, scripts, step_seconds, clock, forgets_s):
         pass
     return recorder.history
 
@@ -73,7 +73,7 @@ def test_a_short_schedule_is_told_step_by_step():
 
 
 def test_a_snapshot_holds_queues_blocks_and_counts():
-    snapshots = list(replay(story()))
+    snapshots = list(replay(story(), blocks=True))
     third, seventh, last = snapshots[2], snapshots[6], snapshots[-1]
     assert (third.start_s, third.end_s, third.admitted) == (2.0, 3.0, ("c",))
     assert third.running[0] == ("a", 7, 6, 5, 2, 0) and third.running[1] == ("b", 10, 8, 10, 0, 0)
@@ -110,14 +110,16 @@ def test_hundreds_of_workloads_replay_to_every_state_they_had(tmp_path):
         watched, = made
         loaded = History.load(watched.history.save(tmp_path / "history.jsonl"))
         assert loaded == watched.history
-        snapshots = list(replay(loaded))
+        snapshots = list(replay(loaded, blocks=True))
         assert len(snapshots) == len(watched.states) == loaded.num_steps
         for snapshot, (waiting, running, tables, num_cached, num_evicted) in zip(snapshots, watched.states[1:]):
             assert [tuple(state[:3]) for state in snapshot.waiting] == waiting, seed
             assert [tuple(state[:3]) for state in snapshot.running] == running, seed
             held = {block for table in tables for block in table}
             assert {number for number, block in enumerate(snapshot.blocks) if block.state == "held"} == held
-            assert snapshot.num_blocks("cached") == num_cached and snapshot.num_evicted == num_evicted
+            assert (snapshot.num_held, snapshot.num_cached) == (len(held), num_cached)
+            assert snapshot.num_free == len(snapshot.blocks) - len(held) - num_cached
+            assert snapshot.num_evicted == num_evicted
         num_steps += len(snapshots)
         num_preempted += snapshots[-1].num_preempted if snapshots else 0
     assert num_steps > 5000 and num_preempted > 100
@@ -141,6 +143,11 @@ def test_a_request_of_the_same_name_is_refused_and_the_record_stays_whole():
     assert len(recorder.waiting) == len(recorder.history.events) == 1
 
 
+SETTINGS = ('{"format": "minillm history 1", "settings": {"num_blocks": 8, "block_size": 4, "caching": true, '
+            '"max_num_seqs": 3, "max_num_batched_tokens": 8, "max_prefill_chunk": 4, "chunked": true, '
+            '"watermark": null, "policy": "fcfs"}}')
+
+
 @pytest.mark.parametrize(("number", "line", "words"), [
     (1, '{"some": "file"}', "the first line must have"), (1, "[1, 2]", "line 1"),
     (3, '{"event": "planned", "tim', "line 3"), (3, '{"event": "slept"}', "must be one of added, planned"),
@@ -148,13 +155,23 @@ def test_a_request_of_the_same_name_is_refused_and_the_record_stays_whole():
     (3, '{"event": "committed", "time_s": "soon", "token_ids": {}}', "time_s cannot be 'soon'"),
     (3, '{"event": "committed", "time_s": 1.0, "token_ids": {"z": 1}}', "z was not added before"),
     (3, '{"event": "planned", "time_s": 1.0, "items": [["a", 0]], "admitted": [], "preempted": []}', "line 3"),
+    (3, '{"event": "forgotten", "time_s": NaN}', "time_s cannot be nan"),
+    (3, '{"event": "forgotten", "time_s": 1' + "0" * 400 + "}", "time_s cannot be 1000"),
+    (3, '{"event": "changed", "time_s": 0.0, "settings": {"speed": 1}}', "settings cannot be {'speed': 1}"),
+    (3, '{"event": "changed", "time_s": 0.0, "settings": {"watermark": true}}', "settings cannot be"),
+    (1, SETTINGS.replace('"num_blocks": 8', '"num_blocks": "8"'), "each of its type, got .*'num_blocks': '8'"),
+    (1, SETTINGS.replace('"caching": true', '"caching": 1'), "each of its type"), (3, "\udcff", "utf-8"),
 ])
 def test_a_damaged_or_foreign_file_is_refused_by_the_line(tmp_path, number, line, words):
     lines = story().save(path := tmp_path / "run.jsonl").read_text().splitlines()
     lines[number - 1] = line
-    path.write_text("\n".join(lines))
+    path.write_text("\n".join(lines), encoding="utf-8", errors="surrogateescape")
     with pytest.raises(ValueError, match=f"run.jsonl, line {number}, .*{words}" if "line" not in words else words):
         History.load(path)
+
+
+def test_a_history_begins_with_the_settings_that_were_given(tmp_path):
+    assert story().save(tmp_path / "run.jsonl").read_text().splitlines()[0] == SETTINGS
 
 
 def test_an_empty_file_is_refused(tmp_path):
@@ -181,7 +198,7 @@ def test_a_fork_keeps_the_past_and_everybodys_tokens_and_can_be_replayed(step, s
     assert outputs(forked) == outputs(history) and reasons(forked) == reasons(history)
     snapshots = list(replay(forked))
     assert [s.items for s in snapshots[:step]] == [s.items for s in list(replay(history))[:step]]
-    assert len(snapshots[-1].running) == 0 and snapshots[-1].num_blocks("held") == 0
+    assert len(snapshots[-1].running) == 0 and snapshots[-1].num_held == 0
     most = settings.get("max_num_seqs", 3)
     assert all(len(snapshot.items) <= most for snapshot in snapshots[step:])
     assert all(item.num_tokens <= settings.get("max_prefill_chunk", 16) for s in snapshots[step:] for item in s.items)
@@ -192,6 +209,45 @@ def test_with_blocks_enough_the_fork_preempts_nobody_and_ends_earlier():
     quick = list(replay(fork(story(), 0, step_seconds=lambda plan: 1.0, num_blocks=40)))
     assert (slow[-1].num_preempted, quick[-1].num_preempted) == (1, 0)
     assert quick[-1].end_s < slow[-1].end_s
+
+
+def test_a_fork_derives_again_what_was_not_given():
+    """Not so a watermark or a chunk that was."""
+    one = script("a", range(64), 40, 0)
+    wide, whole = recorded(one, blocks=5000), recorded(script("a", range(64), 2, 0), blocks=40, chunked=False)
+    for history, settings, name, expected in (
+            (wide, {"num_blocks": 60}, "watermark", 1), (whole, {"chunked": True}, "max_prefill_chunk", 512),
+            (recorded(script("a", range(9), 2, 0), watermark=3), {"num_blocks": 60}, "watermark", 3)):
+        forked = fork(history, 0, step_seconds=lambda plan: 1.0, **settings)
+        assert getattr(Player(forked.settings).scheduler, name) == expected
+    later = fork(whole, 1, step_seconds=lambda plan: 1.0, chunked=True)
+    player = Player(later.settings)
+    for event in later.events:
+        player.apply(event)
+    assert player.scheduler.max_prefill_chunk == 512
+
+
+def test_a_fork_is_forked_only_from_where_it_became_one():
+    """Before, what it changed would be lost without a word."""
+    forked = fork(story(), 3, step_seconds=lambda plan: 1.0, max_num_seqs=1)
+    again = fork(forked, 3, step_seconds=lambda plan: 1.0)
+    assert [event for event in again.events if not isinstance(event, Changed)] == [
+        event for event in forked.events if not isinstance(event, Changed)]
+    for step in (0, 2):
+        with pytest.raises(ValueError, match=f"was forked itself, later than step {step}"):
+            fork(forked, step)
+
+
+@pytest.mark.parametrize("forget_s", [1.5, 15.0, 40.0])
+def test_an_emptied_prefix_cache_is_in_the_record_in_its_file_and_in_its_forks(tmp_path, forget_s):
+    """While one runs, between two, and after all."""
+    history = recorded(script("a", range(1, 10), 5, 0), script("b", range(1, 10), 5, 20), forgets_s=[forget_s])
+    assert sum(isinstance(event, Forgotten) for event in history.events) == 1
+    assert History.load(history.save(tmp_path / "run.jsonl")) == history
+    assert list(replay(history))[-1].num_hit_tokens == (0 if forget_s == 15.0 else 8)
+    for step in (0, 3):
+        forked = fork(history, step, step_seconds=lambda plan: 1.0)
+        assert [event for event in forked.events if not isinstance(event, Changed)] == history.events
 
 
 def test_who_was_cancelled_or_stopped_goes_after_as_many_tokens():
@@ -260,6 +316,44 @@ def test_the_engine_records_a_run_that_replays_and_forks(tiny_llm):
     forked = fork(history, 0, num_blocks=60)
     assert outputs(forked) == outputs(history) and reasons(forked) == reasons(history)
     assert list(replay(forked))[-1].num_preempted == 0
+
+
+def test_resetting_the_prefix_cache_of_an_engine_is_recorded_and_its_idle_steps_are_not(tiny_llm):
+    recorder = RecordingScheduler(Scheduler(BlockPool(40, 4)))
+    llm, params = tiny_llm(scheduler=recorder), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    for _ in range(2):
+        llm.generate([list(range(20))], params)
+        llm.reset_prefix_cache()
+        assert not llm.step()
+    assert recorder.history.num_steps == llm.stats().num_steps == 8
+    *_, last = replay(recorder.history)
+    assert (last.num_hit_tokens, last.num_cached, last.num_evicted) == (0, 0, 10)
+    assert outputs(fork(recorder.history, 0)) == outputs(recorder.history)
+
+
+def test_a_scheduler_that_has_begun_is_recorded_only_with_its_history(tiny_llm):
+    """Else nothing would tell of what waits, runs or is cached."""
+    for caching in (True, False):
+        scheduler = Scheduler(BlockPool(40, 4, caching=caching))
+        tiny_llm(scheduler=scheduler).generate([list(range(20))], SamplingParams(max_tokens=1))
+        if caching:
+            with pytest.raises(ValueError, match="record a new scheduler over a new pool"):
+                RecordingScheduler(scheduler)
+        else:
+            RecordingScheduler(scheduler)
+    scheduler.add(script("a", range(3), 1, 0).request)
+    with pytest.raises(ValueError, match="record a new scheduler"):
+        RecordingScheduler(scheduler)
+
+
+def test_a_request_that_was_refused_for_its_name_ends_nobody_elses(tiny_llm):
+    recorder = RecordingScheduler(Scheduler(BlockPool(40, caching=False)))
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    tiny_llm(scheduler=recorder).generate([[1, 2, 3]], params)
+    ended = list(recorder.history.events)
+    with pytest.raises(ValueError, match="has a request req-0 already"):
+        tiny_llm(scheduler=recorder).generate([[1, 2, 3]], params)
+    assert recorder.history.events == ended and reasons(recorder.history) == {"req-0": "length"}
 
 
 def test_a_trace_has_a_row_a_request_and_tracks_of_counts():
