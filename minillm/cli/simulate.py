@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -21,7 +22,8 @@ from minillm.measure.roofline import kv_bytes_per_token, weight_bytes_held
 from minillm.measure.simulate import CostModel, Simulation, compare, simulate
 from minillm.measure.waiting import scheduler_seconds, waited_share
 from minillm.measure.workload import Arrival, Lognormal, load_arrivals, random_arrivals
-from minillm.model.config import ModelConfig
+from minillm.model.config import ModelConfig, load_config
+from minillm.model.hub import resolve
 from minillm.model.shapes import find_config
 from minillm.schedule.fork import mean_step_seconds
 from minillm.schedule.history import History
@@ -63,20 +65,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check-engine", action="store_true", help="run the load through the real engine on this "
                         "machine too (--model's weights are needed), and print how far the prediction is off")
     parser.add_argument("--save", metavar="NAME", help="keep the check as data/measurements/NAME.json")
+    parser.set_defaults(refuse=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what came of the load."""
-    arrivals = load_arrivals(args.workload) if args.workload else random_arrivals(
-        args.requests, rate=args.rate, seed=args.seed, prompt=Lognormal(200, high=2000),
-        output=Lognormal(100, high=800))
+    ignored = [name for name in ("on", "json", "plans", "perfetto", "ttft_ms", "tpot_ms")
+               if (given := getattr(args, name)) is not None and given is not False]
+    if args.check_engine and ignored:
+        args.refuse(f"--check-engine has no use for --{ignored[0].replace('_', '-')}: leave it out")
+    if args.save and not args.check_engine:
+        args.refuse("--save keeps what --check-engine finds: give both")
+    if args.json and args.plans == "-":
+        args.refuse("--json and --plans - would print to one place: give --plans a file")
+    config = load_config(resolve(args.model)) if args.check_engine else find_config(args.model)
+    most = config.max_position_embeddings
+    arrivals = load_arrivals(args.workload, most) if args.workload else random_arrivals(
+        args.requests, rate=args.rate, seed=args.seed, prompt=Lognormal(200, high=min(2000, most // 2)),
+        output=Lognormal(100, high=min(800, most // 2)))
     if args.check_engine:
-        return _check_engine(args, arrivals)
-    config, (hardware, dtype) = find_config(args.model), machine_of(args.on, args.dtype)
-    longest = max(arrival.num_prompt_tokens + arrival.num_output_tokens for arrival in arrivals)
-    if longest > config.max_position_embeddings:
-        raise ValueError(f"{args.model} has positions for {config.max_position_embeddings:,} tokens, and a request of "
-                         f"this load is {longest:,} long")
+        return _check_engine(args, config, arrivals)
+    hardware, dtype = machine_of(args.on, args.dtype)
     limits = {name: value / 1e3 for name, value in (("ttft_s", args.ttft_ms), ("tpot_s", args.tpot_ms))
               if value is not None}
     slo, scheduler = Slo(**limits) if limits else None, _scheduler(args, config, hardware, dtype)
@@ -137,30 +146,30 @@ def _keep(args: argparse.Namespace, history: History) -> None:
     if args.plans == "-":
         print("\n".join(map(describe, replay(history))))
     elif args.plans:
-        print(f"plans kept in {history.save(args.plans)}")
+        print(f"plans kept in {history.save(args.plans)}", file=sys.stderr)
     if args.perfetto:
-        print(f"trace kept in {trace_of(history).save(args.perfetto)}")
+        print(f"trace kept in {trace_of(history).save(args.perfetto)}", file=sys.stderr)
 
 
-def _check_engine(args: argparse.Namespace, arrivals: Sequence[Arrival]) -> int:
+def _check_engine(args: argparse.Namespace, config: ModelConfig, arrivals: Sequence[Arrival]) -> int:
     """Serve ``arrivals`` with the real engine, and compare with what the cost model says of the same run."""
+    from minillm.assemble import load_decoder
     from minillm.llm import LLM
     from minillm.measure.bench.kernels import with_kernels
     from minillm.measure.bench.machine import current_card
     from minillm.measure.results import Recording, environment
+    from minillm.text.tokenizer import load_tokenizer
 
-    if args.on:
-        raise ValueError("--check-engine runs on this machine: leave --hardware out")
-    first = LLM(args.model, dtype=args.dtype)
-    device, config = str(first.model.device), first.model.config
-    dtype = args.dtype if device == "cpu" else str(first.model.dtype).removeprefix("torch.")
+    path = resolve(args.model)
+    model, tokenizer = load_decoder(path, dtype=args.dtype), load_tokenizer(path)
+    device = str(model.device)
+    dtype = args.dtype if device == "cpu" else str(model.dtype).removeprefix("torch.")
     card = with_kernels(current_card(device), [dtype])
     hardware = Hardware.of_card(card)
     for _ in range(2):  # the first warms up
         recorder = RecordingScheduler(_scheduler(args, config, hardware, dtype))
         before = scheduler_seconds()
-        with LLM(first.model, tokenizer=first.tokenizer, scheduler=recorder) as llm:
-            _serve(llm, arrivals)
+        _serve(LLM(model, tokenizer=tokenizer, scheduler=recorder), arrivals)  # gone before the next one's KV cache
         waited = waited_share(before, scheduler_seconds())
     samples = []
     for name, step_seconds in (
@@ -191,6 +200,7 @@ def _serve(llm: LLM, arrivals: Sequence[Arrival]) -> None:
             number, arrival = coming.popleft()
             submitted.append(llm.engine.submit(  # held: who drops a submission cancels it
                 arrival.prompt_token_ids(number, llm.engine.limits.vocab_size), arrival_s=start_s + arrival.arrival_s,
+                priority=arrival.priority if llm.engine.limits.heeds_priority else 0,
                 params=SamplingParams(temperature=0.0, max_tokens=arrival.num_output_tokens, ignore_eos=True)))
         if not llm.step():
             if not coming:

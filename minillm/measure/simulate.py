@@ -67,9 +67,8 @@ class Simulation:
 
     def summary(self, slo: Slo | None = None, *, group: str | None = None) -> Summary:
         """All requests together, or those of one ``group``; see :func:`~minillm.measure.metrics.summarize`."""
-        chosen = [own for arrival, own in zip(self.arrivals, self.requests, strict=True)
-                  if group in (None, arrival.group)]
-        return summarize(chosen, slo)
+        pairs = zip(self.arrivals, self.requests, strict=True)
+        return summarize([own for arrival, own in pairs if group in (None, arrival.group)], slo)
 
 
 def simulate(arrivals: Iterable[Arrival], scheduler: SchedulerProtocol,

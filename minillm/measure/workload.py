@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -41,15 +42,15 @@ class Arrival:
     group: str = ""
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.arrival_s, int | float) and 0 <= self.arrival_s < math.inf):
+        if not (isinstance(self.arrival_s, int | float) and 0 <= self.arrival_s <= sys.float_info.max):
             raise ValueError(f"arrival_s must be seconds from 0 on, got {self.arrival_s!r}")
         for name, least in (("num_prompt_tokens", 1), ("num_output_tokens", 1), ("priority", -math.inf)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} must be a whole number" + f" of at least {least}" * (least == 1)
                                  + f", got {value!r}")
-        if not isinstance(self.group, str):
-            raise ValueError(f"group must be text, got {self.group!r}")
+        if not isinstance(self.group, str) or self.group == "all":
+            raise ValueError(f"group must be text, and not 'all', which every request is in, got {self.group!r}")
         if self.prefix is not None and not (
                 isinstance(self.prefix, Sequence) and len(self.prefix) == 2 and isinstance(self.prefix[0], str)
                 and isinstance(self.prefix[1], int) and 0 < self.prefix[1] < self.num_prompt_tokens):
@@ -64,17 +65,21 @@ class Arrival:
         return ids if vocab_size is None else tuple(token_id % vocab_size for token_id in ids)
 
 
-def load_arrivals(path: str | Path) -> list[Arrival]:
+def load_arrivals(path: str | Path, positions: float = math.inf) -> list[Arrival]:
     """A workload from JSON lines, one object of :class:`Arrival`'s fields a line, in order of arrival.
 
+    Args:
+        positions: of the model: most tokens of a request, prompt and output.
     Raises:
-        ValueError: naming the line.
+        ValueError: naming the line that is no such request, or one too long.
     """
     arrivals = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
         if line.strip():
             try:
-                arrivals.append(_arrival_of(json.loads(line)))
+                arrivals.append(own := _arrival_of(json.loads(line.decode())))
+                if (num_tokens := own.num_prompt_tokens + own.num_output_tokens) > positions:
+                    raise ValueError(f"{num_tokens:,} tokens in all; the model has positions for {positions:,}")
             except (ValueError, TypeError) as error:
                 raise ValueError(f"{path}, line {number}: {error}") from None
     if not arrivals:

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from weakref import ref
 
 import pytest
 
@@ -199,12 +200,17 @@ def test_the_shipped_workloads_are_those_their_seeds_draw():
     ('{"arrival_s": 1, "num_prompt_tokens": 3, "num_output_tokens": 1, "prefix": 5}', "line 2"),
     ('{"arrival_s": 1, "num_prompt_tokens": 3, "num_output_tokens": 1, "priority": 0.5}', "priority must be a whole"),
     ('{"arrival_s": 1, "num_prompt_tokens": 3, "num_output_tokens": 1, "group": 1}', "group must be text"),
+    ('{"arrival_s": 1, "num_prompt_tokens": 3, "num_output_tokens": 1, "group": "all"}', "every request is in"),
+    ('{"arrival_s": 1' + "0" * 400 + ', "num_prompt_tokens": 3, "num_output_tokens": 1}', "arrival_s must be seconds"),
+    ('{"arrival_s": 1, "num_prompt_tokens": 1000000000, "num_output_tokens": 1}', "1,000,000,001 tokens in all; the"),
+    ("\udcff\udcfe", "utf-8"),
 ])
 def test_a_bad_line_of_a_workload_is_named(tmp_path, line, words):
     path = tmp_path / "load.jsonl"
-    path.write_text('{"arrival_s": 0, "num_prompt_tokens": 3, "num_output_tokens": 1}\n' + line)
+    path.write_text('{"arrival_s": 0, "num_prompt_tokens": 3, "num_output_tokens": 1}\n' + line, encoding="utf-8",
+                    errors="surrogateescape")
     with pytest.raises(ValueError, match=f"load.jsonl, line 2: .*{words}" if words != "line 2" else words):
-        load_arrivals(path)
+        load_arrivals(path, 8192)
 
 
 def test_an_empty_workload_and_absurd_rates_are_refused(tmp_path):
@@ -231,9 +237,8 @@ def test_the_command_simulates_a_file_by_group(capsys):
 
 def test_the_command_draws_a_load_and_keeps_plans_and_a_trace(capsys, tmp_path):
     plans, trace = tmp_path / "plans.jsonl", tmp_path / "trace.json"
-    answer = json.loads(said(capsys, "--requests", "20", "--hardware", "l4", "--num-kv-blocks", "200", "--json"))
-    said(capsys, "--requests", "20", "--hardware", "l4", "--num-kv-blocks", "200", "--plans", str(plans), "--perfetto",
-         str(trace))
+    answer = json.loads(said(capsys, "--requests", "20", "--hardware", "l4", "--num-kv-blocks", "200", "--json",
+                             "--plans", str(plans), "--perfetto", str(trace)))
     history = History.load(plans)
     assert history.num_steps == answer["num_steps"] and history.settings["num_blocks"] == 200
     assert any(event["ph"] == "C" for event in json.loads(trace.read_text())["traceEvents"])
@@ -244,7 +249,7 @@ def test_the_command_draws_a_load_and_keeps_plans_and_a_trace(capsys, tmp_path):
 @pytest.mark.parametrize(("argv", "words"), [
     (["--model", "llama-3-70b", "--hardware", "l4"], "does not fit NVIDIA L4.*: give --num-kv-blocks"),
     (["--hardware", "abacus"], "unknown hardware"), (["--hardware", "l4", "--tpot-ms", "0"], "above 0"),
-    (["--hardware", "l4", "--rate", "0"], "above 0"), (["--hardware", "l4", "--check-engine"], "leave --hardware out"),
+    (["--hardware", "l4", "--rate", "0"], "above 0"),
     (["nowhere.jsonl", "--hardware", "l4"], "nowhere.jsonl"), ([], "has not been measured")])
 def test_the_command_says_what_is_wrong(capsys, tmp_path, monkeypatch, argv, words):
     monkeypatch.setenv("MINILLM_HOME", str(tmp_path))
@@ -252,21 +257,58 @@ def test_the_command_says_what_is_wrong(capsys, tmp_path, monkeypatch, argv, wor
     assert re.search(words, capsys.readouterr().err)
 
 
-def test_a_load_longer_than_the_models_context_is_refused(capsys, tmp_path):
-    path = save_arrivals([arrival(0.0, 9000, 1)], tmp_path / "load.jsonl")
-    assert main(["simulate", str(path), "--hardware", "h100"]) == 1
-    assert "has positions for 8,192 tokens" in capsys.readouterr().err
+@pytest.mark.parametrize(("argv", "words"), [
+    (["--check-engine", "--hardware", "l4"], "no use for --on"), (["--check-engine", "--json"], "no use for --json"),
+    (["--check-engine", "--plans", "x"], "no use for --plans"), (["--check-engine", "--tpot-ms", "0"], "for --tpot-ms"),
+    (["--hardware", "l4", "--save", "x"], "--save keeps what --check-engine finds"),
+    (["--hardware", "l4", "--json", "--plans", "-"], "would print to one place")])
+def test_an_option_that_would_be_ignored_or_spoil_the_output_is_wrong_usage(capsys, argv, words):
+    with pytest.raises(SystemExit) as left:
+        main(["simulate", *argv])
+    assert left.value.code == 2 and words in capsys.readouterr().err
+
+
+@pytest.fixture
+def shape(tmp_path: Path) -> str:
+    """The folder of a model of 64 positions, without weights."""
+    (tmp_path / "config.json").write_text(json.dumps({
+        "model_type": "llama", "vocab_size": 99, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "max_position_embeddings": 64}))
+    (tmp_path / "model.safetensors").touch()
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize("where", [["--hardware", "h100"], ["--check-engine"]])
+def test_a_load_longer_than_the_models_context_is_refused_by_its_line_before_anything_runs(capsys, shape, where):
+    path = save_arrivals([arrival(0.0, 9, 1), arrival(1.0, 10**9, 1)], Path(shape) / "load.jsonl")
+    assert main(["simulate", str(path), "--model", shape, *where]) == 1
+    assert "load.jsonl, line 2: 1,000,000,001 tokens in all; the model has positions for 64" in capsys.readouterr().err
+
+
+def test_a_drawn_load_fits_the_model(capsys, shape):
+    assert "300 requests, 0 refused" in said(capsys, "--model", shape, "--hardware", "l4", "--requests", "300")
 
 
 def test_the_engine_serves_a_load_open_loop_and_is_compared(tiny_llm):
     recorder = RecordingScheduler(scheduler(max_num_seqs=2, max_num_batched_tokens=8))
     llm = tiny_llm(scheduler=recorder)
-    _serve(llm, [arrival(0.0, 9, 4), arrival(0.0, 6, 3), arrival(0.05, 5, 1)])
+    _serve(llm, [arrival(0.0, 9, 4), arrival(0.0, 6, 3, priority=1), arrival(0.05, 5, 1)])
     measured = metrics_of(recorder.history)
     assert [own.num_output_tokens for own in measured.values()] == [4, 3, 1]
     assert all(own.ttft_s > 0 and own.failure is None for own in measured.values())
     card = MachineCard(device="cpu", device_name="chip", num_threads=2, read_bytes_per_s=3e10,
                        flops_per_s={"float64": 1e11}, operator_overhead_s=1e-6, noise=0.1, buffer_bytes=1)
-    rows = compare(recorder.history, CostModel(llm.model.config, Hardware.of_card(card), "float64"))
+    config, attention = llm.model.config, ref(llm.attention)
+    del llm
+    assert attention() is None, "its KV cache would stand beside the next one's"
+    rows = compare(recorder.history, CostModel(config, Hardware.of_card(card), "float64"))
     assert rows.keys() == {"step_s", "ttft_s", "tpot_s", "e2e_s"}
     assert all(row["predicted"] > 0 and row["ratio"] == row["predicted"] / row["measured"] for row in rows.values())
+
+
+def test_the_engine_serves_a_load_by_its_priorities_where_they_count(tiny_llm):
+    recorder = RecordingScheduler(scheduler(max_num_seqs=1, policy="priority"))
+    _serve(tiny_llm(scheduler=recorder), [arrival(0.0, 4, 2), arrival(0.0, 4, 2, priority=1),
+                                          arrival(0.0, 4, 2, priority=-1)])
+    first_s = [own.first_token_s for own in metrics_of(recorder.history).values()]
+    assert sorted(range(3), key=first_s.__getitem__) == [2, 0, 1]
