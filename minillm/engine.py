@@ -232,19 +232,17 @@ class Engine:
             # It also wins over a "length" or an end token that came with what completed it.
             self.scheduler.finish(request, "stop")
             request.finish_reason, request.stop_reason = "stop", choice.stop_string
-        if request.is_finished:  # noted first: neither a reader nor a backend that raises below leaves it in flight
+        if request.is_finished:
             choice.close()
-            del self._in_flight[request]
-            self._stats.num_finished[request.finish_reason] += 1
         end_s = time.perf_counter()
         self.span("detokenize", start_s, end_s, request)
         piece = StreamPiece(text, [] if token is None else [token.token_id], request.index, request.finish_reason)
-        try:
-            if (submission := reader()) is not None:
-                submission.pieces.append((piece, end_s))
-        finally:
-            if request.is_finished:
-                self.runner.attention.free(request)
+        if (submission := reader()) is not None:
+            submission.pieces.append((piece, end_s))
+        if request.is_finished:
+            del self._in_flight[request]
+            self._stats.num_finished[request.finish_reason] += 1
+            self.runner.attention.free(request)
 
     def score(self, token_ids: list[int]) -> list[float]:
         """See :meth:`Runner.score`; between steps, so that it may be called from any thread."""

@@ -143,7 +143,7 @@ def test_a_pool_that_memory_cannot_hold_is_refused_by_name(tiny_llm, monkeypatch
 def test_max_waiting_turns_requests_away_before_anything_of_them_runs(tiny_llm):
     llm = tiny_llm(max_num_seqs=1, max_waiting=1)
     streams = [llm.stream([1, 2, 3], GREEDY) for _ in range(2)]  # one place and one that waits
-    with pytest.raises(QueueFull, match="2 requests wait already, and max_waiting is 1: try again later"):
+    with pytest.raises(QueueFull, match="2 requests wait already, 1 can start, and max_waiting is 1. Try again later"):
         llm.stream([1, 2, 3], GREEDY)
     with pytest.raises(QueueFull):
         llm.generate([[1], [2]], GREEDY)
