@@ -17,17 +17,12 @@ et al. 2023 (RadixAttention, arXiv:2312.07104) does it in a tree; here a block's
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 # What a published block holds: the number of the chain before it (0: nothing), and its own tokens.
 Name = tuple[int, tuple[int, ...]]
-
-# A block moves in one statement without a call: Ctrl-C, for which CPython looks at calls and loops, comes before it or
-# after it. Where it takes two (match, _evict), one that came between them would lose the block, not give it twice.
-_LAST, _END = slice(-1, None), slice(sys.maxsize, None)  # set to (), the first drops a list's last; the other appends
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +72,8 @@ class BlockPool:
     """``num_blocks`` blocks of ``block_size`` tokens. Without ``caching`` nothing is published, so nothing matches.
 
     A name is compared whole: tokens and the chain before them, not a hash of them alone. One pool belongs to one
-    model and one type of keys and values.
+    model and one type of keys and values. Lines that move a block call nothing (``+= [block]``, no ``append``): Ctrl-C,
+    for which CPython looks after calls and at loops, comes before such lines or after them, never in between.
 
     Raises:
         ValueError: a size below 1.
@@ -123,10 +119,11 @@ class BlockPool:
         while len(table.chains) == len(table.blocks):
             if (block := self._published.get(self._next_name(table, token_ids))) is None:
                 break
-            count, chain = self._references[block] + 1, self._names[block][1]
             if block in self._cached:
                 del self._cached[block]
-            self._references[block], table.blocks[_END], table.chains[_END] = count, (block,), (chain,)
+            self._references[block] += 1
+            table.blocks += [block]
+            table.chains += [self._names[block][1]]
         return len(table.blocks) * self.block_size
 
     def may_write(self, table: BlockTable, token_ids: Sequence[int]) -> bool:
@@ -154,7 +151,9 @@ class BlockPool:
             if not self._free:
                 self._evict()
             block = self._free[-1]
-            self._free[_LAST], table.blocks[_END], self._references[block] = (), (block,), 1
+            del self._free[-1]
+            self._references[block] = 1
+            table.blocks += [block]
         return True
 
     def publish(self, table: BlockTable, token_ids: Sequence[int], num_written: int) -> None:
@@ -180,13 +179,14 @@ class BlockPool:
         self._drop_claim(table)
         table.chains.clear()
         while table.blocks:
-            block, count = table.blocks[-1], self._references[table.blocks[-1]] - 1
-            if count:
-                table.blocks[_LAST], self._references[block] = (), count
-            elif block in self._names:
-                table.blocks[_LAST], self._references[block], self._cached[block] = (), 0, None
-            else:
-                table.blocks[_LAST], self._references[block], self._free[_END] = (), 0, (block,)
+            block = table.blocks[-1]
+            del table.blocks[-1]
+            self._references[block] -= 1
+            if not self._references[block]:
+                if block in self._names:
+                    self._cached[block] = None
+                else:
+                    self._free += [block]
 
     def forget(self) -> None:
         """Free all cached blocks, so that no later prompt matches them."""
@@ -196,7 +196,7 @@ class BlockPool:
     def _evict(self) -> None:
         block = next(iter(self._cached))
         del self._published[self._names[block][0]], self._names[block], self._cached[block]
-        self._free[_END] = (block,)
+        self._free += [block]
         self.num_evicted += 1
 
     def _drop_claim(self, table: BlockTable) -> None:
