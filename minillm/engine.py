@@ -208,8 +208,9 @@ class Engine:
                 self._stats.num_cached_tokens += request.num_cached_tokens
             self._stats.num_output_tokens += item.samples and not request.is_finished
             if item.start == request.num_cached_tokens and not request.num_preemptions:
-                admitted_s = start_s if request.admitted_s is None else request.admitted_s  # not every scheduler says
-                self.span("queue", request.queued_s, admitted_s, request)
+                if request.admitted_s is None:  # not every scheduler says
+                    request.admitted_s = start_s
+                self.span("queue", request.queued_s, request.admitted_s, request)
             self.span(item.stage, start_s, end_s, request, num_tokens=item.num_tokens, position=item.start)
 
     def span(self, stage: str, start_s: float, end_s: float, request: Request, **args: int) -> None:
@@ -233,6 +234,8 @@ class Engine:
             self.scheduler.finish(request, "stop")
             request.finish_reason, request.stop_reason = "stop", choice.stop_string
         if request.is_finished:
+            if request.finished_s is None:
+                request.finished_s = time_s or start_s
             choice.close()
         end_s = time.perf_counter()
         self.span("detokenize", start_s, end_s, request)

@@ -23,7 +23,11 @@ from minillm.schedule.plan import ScheduledRequest, StepPlan
 
 
 class SchedulerProtocol(Protocol):
-    """What ``LLM(scheduler=...)`` accepts."""
+    """What ``LLM(scheduler=...)`` accepts. Requests are plain data: the scheduler moves their counters, appends their
+    tokens and sets ``finish_reason``; where it leaves ``admitted_s`` and ``finished_s``, the engine notes them.
+
+    :func:`minillm.course.prove_scheduler` proves one that is first come, first served and hands out no blocks.
+    """
 
     waiting: list[Request]
     running: list[Request]

@@ -38,7 +38,7 @@ class MyScheduler:
                 self.finish_if_done(item.request, token_id)
 
     def finish_if_done(self, request, token_id):
-        if token_id in request.eos_token_ids:
+        if token_id in request.eos_token_ids and not request.params.ignore_eos:
             self.finish(request, "stop")
         elif request.num_known_tokens >= request.max_total_tokens:
             self.finish(request, "length")
@@ -87,6 +87,27 @@ class PastTheEnd(MyScheduler):
     def finish_if_done(self, request, token_id):
         if request.num_known_tokens >= request.max_total_tokens:
             self.finish(request, "length")
+
+
+class AlwaysStops(MyScheduler):
+    def finish_if_done(self, request, token_id):
+        if token_id in request.eos_token_ids:
+            self.finish(request, "stop")
+        super().finish_if_done(request, token_id)
+
+
+class GivesToTheGone(MyScheduler):
+    def commit(self, plan, token_ids):
+        for item, token_id in zip(plan.sampling, token_ids, strict=True):
+            if item.request.is_finished:
+                item.request.token_ids.append(token_id)
+        super().commit(plan, token_ids)
+
+
+class EndsTwice(MyScheduler):
+    def finish(self, request, reason, *, stop_reason=None, error=None):
+        self.forget(request)
+        request.finish_reason = reason
 
 
 class Stalls(MyScheduler):
@@ -198,7 +219,9 @@ def test_minillms_own_parts_and_the_shortest_right_ones_hold(capsys):
 @pytest.mark.parametrize(("fault", "words"), [
     (Static, "1 of 2 places are free, 1 wait, and none was admitted"), (LastComeFirstServed, "first come"),
     (Keeps, "is finished and still in running"), (TooMany, "2 requests run at once; max_num_seqs is 1"),
-    (Skips, "lacks one token and is not in the plan"), (PastTheEnd, "the output of req-"),
+    (Skips, "lacks one token and is not in the plan"), (PastTheEnd, "the finish_reason of req-"),
+    (AlwaysStops, "the output of req-"), (GivesToTheGone, "tokens of req-., cancelled after"),
+    (EndsTwice, "the finish_reason of req-. is 'error', expected 'cancelled'"),
     (Stalls, "the plan is empty although a request waits"), (lambda places: Scheduler, "is a class: make one")])
 def test_each_fault_of_a_scheduler_is_caught_in_a_small_case(fault, words):
     with pytest.raises(BatteryFailure, match=words) as failure:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from minillm.cache.blocks import BlockPool, BlockTable, PoolProtocol
@@ -42,9 +42,14 @@ class Load:
 
     def __str__(self) -> str:
         rows = (f"prompt {list(prompt)} at step {arrives}, at most {most} tokens"
-                + ("" if leaves is None else f", cancelled at step {leaves}")
-                for arrives, prompt, most, leaves in self.requests)
+                + (", ignore_eos" if _ignores_eos(number) else "")
+                + ("" if leaves is None else f", cancelled {'in' if leaves % 2 else 'before'} step {leaves}")
+                for number, (arrives, prompt, most, leaves) in enumerate(self.requests))
         return f"max_num_seqs {self.places}; " + "; ".join(rows)
+
+
+def _ignores_eos(number: int) -> bool:
+    return number % 3 == 2
 
 
 def _prompt(draw: random.Random, length: int) -> tuple[int, ...]:
@@ -74,29 +79,37 @@ class _Run:
         self.load, self.scheduler = load, make_scheduler(load.places)
         check_part("what make_scheduler makes", self.scheduler, SchedulerProtocol)
         self.requests = [Request(
-            request_id=f"req-{number}", prompt_token_ids=prompt, params=SamplingParams(), seed=0,
+            request_id=f"req-{number}", prompt_token_ids=prompt, seed=0,
+            params=SamplingParams(ignore_eos=_ignores_eos(number)),
             max_total_tokens=len(prompt) + most, eos_token_ids=(EOS,), arrival_s=float(number),
         ) for number, (_, prompt, most, _) in enumerate(load.requests)]
+        self.ended: dict[Request, tuple[str, int]] = {}  # with its reason, after so many tokens
         self.contexts: dict[Request, list[int]] = {request: [] for request in self.requests}
         self.begun: list[Request] = []
 
     def fault(self) -> str:
         """Why the load does not run as it should, or ``""``."""
         for step in range(400):
-            for request, (arrives, _, _, leaves) in zip(self.requests, self.load.requests, strict=True):
+            for request, (arrives, *_) in zip(self.requests, self.load.requests, strict=True):
                 if arrives == step:
                     self.scheduler.add(request)
-                if leaves is not None and max(leaves, arrives + 1) == step:
-                    self.scheduler.finish(request, "cancelled")
-                    self.scheduler.finish(request, "cancelled")
+            leaving = [request for request, (arrives, _, _, leaves) in zip(self.requests, self.load.requests)
+                       if leaves is not None and max(leaves, arrives + 1) == step]
+            self._leave(request for request in leaving if step % 2 == 0)
             if self.scheduler.waiting or self.scheduler.running:
-                if why := self._step():
+                if why := self._step([request for request in leaving if step % 2]):
                     return f"step {step}: {why}"
             elif step > max(arrives for arrives, *_ in self.load.requests):
                 break
         return next(filter(None, map(self._end_fault, self.requests)), "")
 
-    def _step(self) -> str:
+    def _leave(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            self.ended.setdefault(request, ("cancelled", len(request.output_token_ids)))
+            self.scheduler.finish(request, "cancelled")
+            self.scheduler.finish(request, "error")  # it has ended, so this changes nothing
+
+    def _step(self, leaving: Sequence[Request]) -> str:
         behind = [r for r in self.scheduler.running if r.num_missing_tokens == 1]
         plan = self.scheduler.schedule()
         if why := self._plan_fault(plan, behind):
@@ -105,7 +118,10 @@ class _Run:
             contexts = self.contexts[item.request]
             for token_id in item.token_ids:
                 contexts.append(follow(contexts[-1] if contexts else 0, token_id))
+        self._leave(leaving)  # in the middle of the step
         self.scheduler.commit(plan, [self.contexts[item.request][-1] % VOCAB for item in plan.sampling])
+        for request in filter(lambda request: request.is_finished, self.requests):
+            self.ended.setdefault(request, (request.finish_reason, len(request.output_token_ids)))
         return self._queue_fault()
 
     def _plan_fault(self, plan: StepPlan, behind: Sequence[Request]) -> str:
@@ -139,11 +155,18 @@ class _Run:
 
     def _end_fault(self, request: Request) -> str:
         most = request.max_total_tokens - len(request.prompt_token_ids)
-        expected, output = alone(request.prompt_token_ids, most), request.output_token_ids
-        if request.finish_reason == "cancelled":
-            expected = expected[:len(output)]
-        return differs(f"the output of {request.request_id}", output, expected) or (
-            "" if request.is_finished else f"{request.request_id} has no finish_reason at the end")
+        name, output = request.request_id, request.output_token_ids
+        expected = alone(request.prompt_token_ids, most, ignore_eos=request.params.ignore_eos)
+        if not request.is_finished:
+            return f"{name} has no finish_reason at the end"
+        reason, count = self.ended[request]
+        if reason == "cancelled":
+            return (differs(f"tokens of {name}, cancelled after {count}", len(output), count)
+                    or differs(f"the finish_reason of {name}", request.finish_reason, reason)
+                    or differs(f"the output of {name}", output, expected[:count]))
+        natural = "stop" if expected[-1] == EOS and not request.params.ignore_eos else "length"
+        return (differs(f"the output of {name}", output, expected)
+                or differs(f"the finish_reason of {name}", request.finish_reason, natural))
 
 
 # ---- pools ---------------------------------------------------------------------------------------------------------

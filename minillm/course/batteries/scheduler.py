@@ -27,14 +27,15 @@ def follow(context: int, token_id: int) -> int:
     return hash((context, token_id))
 
 
-def alone(prompt: tuple[int, ...], num_tokens: int) -> list[int]:
-    """The simplest loop: at most ``num_tokens`` greedy tokens of a prompt; an end token is the last."""
+def alone(prompt: tuple[int, ...], num_tokens: int, *, ignore_eos: bool = False) -> list[int]:
+    """The simplest loop: at most ``num_tokens`` greedy tokens of a prompt; an end token, unless ignored, is the last.
+    """
     context, output = 0, []
     for token_id in prompt:
         context = follow(context, token_id)
     while len(output) < num_tokens:
         output.append(context % VOCAB)
-        if output[-1] == EOS:
+        if output[-1] == EOS and not ignore_eos:
             break
         context = follow(context, output[-1])
     return output
