@@ -22,7 +22,7 @@ export PROMPT
 help: ## list the commands
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 18
 	@echo 'every command: $(BIN)/minillm --help'
-	@echo 'variables: PROMPT="..."  PYTHON=python3.12  VENV=.venv  TORCH_INDEX=URL  WORKERS=2  TESTS=tests/test_cli.py'
+	@echo 'variables: PROMPT="..."  PYTHON=python3.12  VENV=.venv  TORCH_INDEX=URL  WORKERS=2  TESTS=tests/test_cli.py  LAB=--no-browser'
 
 demo: $(VENV)/.installed-demo ## a real model answers: make demo PROMPT="..."
 	@$(PY) -m minillm generate --stats --max-tokens 128 -- "$$PROMPT"
@@ -35,7 +35,7 @@ test: $(VENV)/.installed-dev ## everything that CI runs: unit tests and every no
 lab: $(VENV)/.installed-notebooks ## JupyterLab, at your own copy of notebook 00
 	$(PY) -m minillm pull
 	$(PY) -m minillm course work 00
-	$(PY) -m jupyter lab notebooks/mine/00_one_token_end_to_end.ipynb
+	$(PY) -m jupyter lab $(LAB) notebooks/mine/00_one_token_end_to_end.ipynb
 
 bench: $(VENV)/.installed-bench ## this machine: decoding and prefill beside transformers (some minutes)
 	$(PY) -m minillm bench

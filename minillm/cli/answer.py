@@ -189,7 +189,7 @@ def _report(llm: LLM, output: RequestOutput, trace: Trace, waited: float | None)
     device = llm.model.device.type
     card = current_card(device, measure=False)
     if card is None:
-        print("\nmeasuring this machine, once (about ten seconds) ...", file=sys.stderr)
+        print("\nmeasuring this machine (about ten seconds; kept if nothing else runs) ...", file=sys.stderr)
         card = current_card(device)
     metrics = output.metrics
     read = decode_bytes_per_token(llm.model, metrics.num_prompt_tokens, metrics.num_output_tokens)
