@@ -9,14 +9,15 @@ import json
 import math
 import random
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
 from zlib import crc32
 
 from minillm.measure.results import shipped_file, shown_path
 
+_WANTED = ('give a request a line, such as {"arrival_s": 0.5, "num_prompt_tokens": 120, "num_output_tokens": 40}, with '
+           "priority, prefix and group if need be, and nothing else")
 _STRIDE = 15_485_863  # a prime above any prompt's length: no two requests have tokens in common by accident
 
 
@@ -46,16 +47,14 @@ class Arrival:
             raise ValueError(f"arrival_s must be seconds from 0 on, got {self.arrival_s!r}")
         for name, least in (("num_prompt_tokens", 1), ("num_output_tokens", 1), ("priority", -math.inf)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be a whole number" + f" of at least {least}" * (least == 1)
-                                 + f", got {value!r}")
+            if type(value) is not int or value < least:
+                raise ValueError(f"{name} must be a whole number{' of at least 1' * (least == 1)}, got {value!r}")
         if not isinstance(self.group, str) or self.group == "all":
             raise ValueError(f"group must be text, and not 'all', which every request is in, got {self.group!r}")
-        if self.prefix is not None and not (
-                isinstance(self.prefix, Sequence) and len(self.prefix) == 2 and isinstance(self.prefix[0], str)
-                and isinstance(self.prefix[1], int) and 0 < self.prefix[1] < self.num_prompt_tokens):
-            raise ValueError("prefix must be a name and a number of tokens from 1 to below num_prompt_tokens, got "
-                             f"{self.prefix!r}")
+        if self.prefix is not None and not (isinstance(self.prefix, tuple) and [*map(type, self.prefix)] == [str, int]
+                                            and 0 < self.prefix[1] < self.num_prompt_tokens):
+            raise ValueError('prefix must be ["name", tokens] with 1 token to below num_prompt_tokens, got '
+                             f"{json.dumps(self.prefix, default=repr)}")
 
     def prompt_token_ids(self, number: int, vocab_size: int | None = None) -> tuple[int, ...]:
         """Its prompt as request ``number`` of a workload; ids below ``vocab_size``, else as large as it takes."""
@@ -72,53 +71,53 @@ def load_arrivals(path: str | Path, positions: float = math.inf) -> list[Arrival
         positions: of the model: most tokens of a request, prompt and output.
     Raises:
         ValueError: naming the line that is no such request, or one too long.
+        OSError: it cannot be read.
     """
-    arrivals = []
-    for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
+    try:
+        lines, arrivals = Path(path).read_bytes().splitlines(), []
+    except OSError as error:
+        raise type(error)(f"cannot read {path} ({error.strerror}): give one like data/workloads/chat.jsonl") from None
+    for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                arrivals.append(own := _arrival_of(json.loads(line.decode())))
+                arrivals.append(own := _arrival_of(line))
                 if (num_tokens := own.num_prompt_tokens + own.num_output_tokens) > positions:
                     raise ValueError(f"{num_tokens:,} tokens in all; the model has positions for {positions:,}")
-            except (ValueError, TypeError) as error:
+            except ValueError as error:
                 raise ValueError(f"{path}, line {number}: {error}") from None
     if not arrivals:
-        raise ValueError(f"{path} holds no request")
+        raise ValueError(f"{path} holds no request: {_WANTED}")
     return sorted(arrivals, key=lambda arrival: arrival.arrival_s)
 
 
-def _arrival_of(line: Any) -> Arrival:
+def _arrival_of(line: bytes) -> Arrival:
     known = [each.name for each in fields(Arrival)]
-    if not isinstance(line, dict) or not set(known[:3]) <= line.keys() <= set(known):
-        raise ValueError(f"a request has {', '.join(known[:3])}, perhaps {', '.join(known[3:])}, and nothing else")
-    return Arrival(**line | {"prefix": tuple(line["prefix"]) if line.get("prefix") else None})
+    try:
+        own = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"no JSON ({str(error).replace(': line 1', ',')}): {_WANTED}") from None
+    if not isinstance(own, dict) or not set(known[:3]) <= own.keys() <= set(known):
+        raise ValueError(f"no request: {_WANTED}")
+    return Arrival(**{name: tuple(value) if isinstance(value, list) else value for name, value in own.items()})
 
 
 def save_arrivals(arrivals: Iterable[Arrival], path: str | Path) -> Path:
     """Write JSON lines that :func:`load_arrivals` reads; fields at their default are left out."""
     lines = [json.dumps({name: value for name, value in asdict(arrival).items() if value or name == "arrival_s"},
                         allow_nan=False) for arrival in arrivals]
-    path = Path(path)
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return path
-
-
-class Lengths(Protocol):
-    """A distribution of lengths in tokens."""
-
-    def draw(self, source: random.Random) -> int:
-        """One length, at least 1."""
+    Path(path).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return Path(path)
 
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Any length from ``low`` to ``high``, both included, equally likely."""
+    """Any length from ``low`` to ``high`` tokens, both included, equally likely."""
 
     low: int
     high: int
 
     def draw(self, source: random.Random) -> int:
-        """See :class:`Lengths`."""
+        """One length."""
         return source.randint(self.low, self.high)
 
 
@@ -133,8 +132,11 @@ class Lognormal:
     high: int = 100_000
 
     def draw(self, source: random.Random) -> int:
-        """See :class:`Lengths`."""
+        """One length."""
         return min(max(round(source.lognormvariate(math.log(self.median), self.sigma)), self.low), self.high)
+
+
+Lengths = Uniform | Lognormal
 
 
 def random_arrivals(num_requests: int, *, rate: float, prompt: Lengths, output: Lengths, seed: int = 0, cv: float = 1.0,
@@ -156,12 +158,10 @@ def random_arrivals(num_requests: int, *, rate: float, prompt: Lengths, output: 
     source, time_s, arrivals = random.Random(seed), start_s, []
     for _ in range(num_requests):
         time_s += source.gammavariate(1 / cv**2, cv**2 / rate)
-        name = source.choice(sorted(prefixes)) if prefixes else ""
-        shared = prefixes[name] if prefixes else 0
-        arrivals.append(Arrival(
-            arrival_s=round(time_s, 6), num_prompt_tokens=shared + prompt.draw(source),
-            num_output_tokens=output.draw(source), priority=priority, group=group,
-            prefix=(name, shared) if shared else None))
+        name, shared = source.choice(sorted(prefixes.items())) if prefixes else ("", 0)
+        arrivals.append(Arrival(arrival_s=round(time_s, 6), num_prompt_tokens=shared + prompt.draw(source),
+                                num_output_tokens=output.draw(source), priority=priority, group=group,
+                                prefix=(name, shared) if shared else None))
     return arrivals
 
 
@@ -179,8 +179,8 @@ def shipped_workloads() -> dict[str, list[Arrival]]:
     agents = random_arrivals(150, rate=3.0, cv=2.0, seed=3, group="agent", prompt=Lognormal(50, high=300),
                              output=Lognormal(30, high=150), prefixes={"coder": 1200, "browser": 800, "planner": 500})
     check = random_arrivals(16, rate=2.0, seed=4, prompt=Uniform(16, 128), output=Uniform(8, 48))
-    return {"chat": chat, "long_prompts": sorted(chat[:150] + long, key=lambda arrival: arrival.arrival_s),
-            "agents": agents, "engine_check": check}
+    mixed = sorted(chat[:150] + long, key=lambda arrival: arrival.arrival_s)
+    return {"chat": chat, "long_prompts": mixed, "agents": agents, "engine_check": check}
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from weakref import ref
 
@@ -14,7 +14,7 @@ import pytest
 
 from minillm.cache.blocks import BlockPool
 from minillm.cli import main
-from minillm.cli.simulate import _serve
+from minillm.cli.simulate import _seconds, _serve
 from minillm.measure.card import MachineCard
 from minillm.measure.distribution import Distribution
 from minillm.measure.hardware import Hardware
@@ -191,32 +191,38 @@ def test_the_shipped_workloads_are_those_their_seeds_draw():
 
 
 @pytest.mark.parametrize(("line", "words"), [
-    ("{", "Expecting"), ("[1]", "a request has arrival_s"), ('{"arrival_s": 1}', "a request has arrival_s"),
+    ("{", r"no JSON \(Expecting .*, column 2 .*: give a request a line"), ("[" * 100_000, "no JSON"),
+    ("[1]", "no request: give a request a line, such as"), ('{"arrival_s": 1}', "no request: .*num_prompt_tokens"),
     ('{"arrival_s": 1, "num_prompt_tokens": 3, "num_output_tokens": 0}', "num_output_tokens must be .* at least 1"),
     ('{"arrival_s": "x", "num_prompt_tokens": 3, "num_output_tokens": 1}', "arrival_s must be seconds"),
     ('{"arrival_s": NaN, "num_prompt_tokens": 3, "num_output_tokens": 1}', "arrival_s must be seconds"),
     ('{"arrival_s": 1, "num_prompt_tokens": 3, "num_output_tokens": 1, "size": 2}', "nothing else"),
-    ('{"arrival_s": 1, "num_prompt_tokens": 3, "num_output_tokens": 1, "prefix": ["a", 3]}', "prefix must be"),
-    ('{"arrival_s": 1, "num_prompt_tokens": 3, "num_output_tokens": 1, "prefix": 5}', "line 2"),
+    ('{"arrival_s": 1, "num_prompt_tokens": 3, "num_output_tokens": 1, "prefix": ["a", 3]}',
+     r'prefix must be \["name", tokens\] .* got \["a", 3\]'),
+    ('{"arrival_s": 1, "num_prompt_tokens": 3, "num_output_tokens": 1, "prefix": "sys"}', 'prefix must .* got "sys"'),
+    ('{"arrival_s": 1, "num_prompt_tokens": 3, "num_output_tokens": 1, "prefix": 5}', "prefix must be .* got 5"),
     ('{"arrival_s": 1, "num_prompt_tokens": 3, "num_output_tokens": 1, "priority": 0.5}', "priority must be a whole"),
     ('{"arrival_s": 1, "num_prompt_tokens": 3, "num_output_tokens": 1, "group": 1}', "group must be text"),
     ('{"arrival_s": 1, "num_prompt_tokens": 3, "num_output_tokens": 1, "group": "all"}', "every request is in"),
     ('{"arrival_s": 1' + "0" * 400 + ', "num_prompt_tokens": 3, "num_output_tokens": 1}', "arrival_s must be seconds"),
     ('{"arrival_s": 1, "num_prompt_tokens": 1000000000, "num_output_tokens": 1}', "1,000,000,001 tokens in all; the"),
-    ("\udcff\udcfe", "utf-8"),
+    ("\udcff\udcfe", "no JSON"), ("{\udcff}", "no JSON .*utf-8"),
 ])
 def test_a_bad_line_of_a_workload_is_named(tmp_path, line, words):
     path = tmp_path / "load.jsonl"
     path.write_text('{"arrival_s": 0, "num_prompt_tokens": 3, "num_output_tokens": 1}\n' + line, encoding="utf-8",
                     errors="surrogateescape")
-    with pytest.raises(ValueError, match=f"load.jsonl, line 2: .*{words}" if words != "line 2" else words):
+    with pytest.raises(ValueError, match=f"load.jsonl, line 2: .*{words}"):
         load_arrivals(path, 8192)
 
 
 def test_an_empty_workload_and_absurd_rates_are_refused(tmp_path):
     (tmp_path / "load.jsonl").write_text("\n")
-    with pytest.raises(ValueError, match="holds no request"):
+    with pytest.raises(ValueError, match="holds no request: give a request a line"):
         load_arrivals(tmp_path / "load.jsonl")
+    for path, why in ((tmp_path / "none", "No such file"), (tmp_path, "Is a directory|Permission denied")):
+        with pytest.raises(OSError, match=rf"cannot read .*({why}).*: give one like"):
+            load_arrivals(path)
     for keys in ({"rate": 0.0}, {"rate": math.inf}, {"rate": 1.0, "cv": 0.0}):
         with pytest.raises(ValueError, match="above 0"):
             random_arrivals(3, prompt=Uniform(1, 2), output=Uniform(1, 2), **keys)
@@ -229,10 +235,44 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 def test_the_command_simulates_a_file_by_group(capsys):
     text = said(capsys, str(WORKLOADS / "long_prompts.jsonl"), "--hardware", "h100", "--max-num-seqs", "32",
-                "--ttft-ms", "200", "--tpot-ms", "20")
+                "--model", "llama-3-8b", "--ttft-ms", "200", "--tpot-ms", "20")
     assert "llama-3-8b in bfloat16 on NVIDIA H100" in text and "162 requests, 0 refused" in text
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line}
     assert rows["chat"][1] == "150" and rows["document"][1] == "12" and rows["all"][-1].endswith("%")
+    assert "Goodput needs" not in text and "first refused" not in text
+
+
+def test_the_command_says_why_a_request_was_refused_and_of_how_many_its_times_are(capsys, tmp_path):
+    path = save_arrivals([arrival(0.0, 300, 2), arrival(1.0, 30, 2), arrival(2.0, 30, 2)], tmp_path / "load.jsonl")
+    options = str(path), "--hardware", "l4", "--num-kv-blocks", "10"
+    text, reason = said(capsys, *options), "a prompt of 300 tokens: the KV cache holds 10 blocks of 16."
+    assert "3 requests, 1 refused; 4 output tokens" in text and "smollm2-135m in bfloat16 on NVIDIA L4" in text
+    assert f"first refused: {reason} Shorten it or raise --num-kv-blocks\n" in text
+    assert next(line.split()[:3] for line in text.splitlines() if line.startswith("all")) == ["all", "3", "2"]
+    assert "Goodput needs limits for a good request: give --ttft-ms" in text
+    assert json.loads(said(capsys, *options, "--json"))["first_refused"].startswith(reason)
+
+
+def test_long_times_are_plain_seconds():
+    assert [_seconds(value) for value in (None, 2167.3, 999.6, 0.9996, 99.96, 0.0172)] == [
+        "n/a", "2,170 s", "1,000 s", "1 s", "100 s", "17.2 ms"]
+
+
+def test_auto_is_said_in_words_where_it_stays_auto(capsys, monkeypatch):
+    card = MachineCard(device="cpu", device_name="chip", num_threads=2, read_bytes_per_s=3e10,
+                       flops_per_s={"float32": 1e11}, operator_overhead_s=1e-6, noise=0.1, buffer_bytes=1)
+    monkeypatch.setattr(MachineCard, "load", lambda: card)
+    text = said(capsys, "--requests", "3")
+    assert text.startswith("smollm2-135m in auto (16-bit weights, float32 activations) on chip")
+
+
+def test_help_names_every_field_of_a_line(capsys):
+    with pytest.raises(SystemExit):
+        main(["simulate", "--help"])
+    text = capsys.readouterr().out
+    assert all(f"  {each.name} " in text for each in fields(Arrival))
+    example = next(line for line in text.splitlines() if line.startswith("  {"))
+    assert Arrival(**json.loads(example) | {"prefix": ("rules", 64)}).group == "chat"
 
 
 def test_the_command_draws_a_load_and_keeps_plans_and_a_trace(capsys, tmp_path):
@@ -250,7 +290,8 @@ def test_the_command_draws_a_load_and_keeps_plans_and_a_trace(capsys, tmp_path):
     (["--model", "llama-3-70b", "--hardware", "l4"], "does not fit NVIDIA L4.*: give --num-kv-blocks"),
     (["--hardware", "abacus"], "unknown hardware"), (["--hardware", "l4", "--tpot-ms", "0"], "above 0"),
     (["--hardware", "l4", "--rate", "0"], "above 0"),
-    (["nowhere.jsonl", "--hardware", "l4"], "nowhere.jsonl"), ([], "has not been measured")])
+    (["nowhere.jsonl", "--hardware", "l4"], "cannot read nowhere.jsonl .*: give one like"),
+    ([], "has not been measured")])
 def test_the_command_says_what_is_wrong(capsys, tmp_path, monkeypatch, argv, words):
     monkeypatch.setenv("MINILLM_HOME", str(tmp_path))
     assert main(["simulate", *argv]) == 1
@@ -258,8 +299,10 @@ def test_the_command_says_what_is_wrong(capsys, tmp_path, monkeypatch, argv, wor
 
 
 @pytest.mark.parametrize(("argv", "words"), [
-    (["--check-engine", "--hardware", "l4"], "no use for --on"), (["--check-engine", "--json"], "no use for --json"),
+    (["--check-engine", "--hardware", "l4"], "use for --hardware"), (["--check-engine", "--json"], "no use for --json"),
     (["--check-engine", "--plans", "x"], "no use for --plans"), (["--check-engine", "--tpot-ms", "0"], "for --tpot-ms"),
+    (["x.jsonl", "--rate", "0"], "no use for --rate"), (["x.jsonl", "--requests", "9"], "no use for --requests"),
+    (["x.jsonl", "--check-engine", "--seed", "0"], "no use for --seed: leave it out"),
     (["--hardware", "l4", "--save", "x"], "--save keeps what --check-engine finds"),
     (["--hardware", "l4", "--json", "--plans", "-"], "would print to one place")])
 def test_an_option_that_would_be_ignored_or_spoil_the_output_is_wrong_usage(capsys, argv, words):
