@@ -14,7 +14,7 @@ from typing import get_args
 from weakref import ref
 
 from minillm.config import EngineConfig
-from minillm.errors import QueueFull
+from minillm.errors import QueueFull, told
 from minillm.limits import Limits
 from minillm.measure.metrics import EngineStats
 from minillm.measure.trace import Trace
@@ -91,7 +91,7 @@ class Engine:
                 self._in_flight[choice.request] = ref(submission), choice
                 self.scheduler.add(choice.request)
         except BaseException as error:
-            self._end([choice.request for choice in submission.choices], "error", f"{type(error).__name__}: {error}")
+            self._end([choice.request for choice in submission.choices], "error", told(error))
             raise
         return submission
 
@@ -157,8 +157,9 @@ class Engine:
             return True
         except BaseException as error:
             if isinstance(error, Exception) or not computing:
-                planned = [item.request for item in plan.scheduled] if plan else []
-                self._end(planned or list(self._in_flight), "error", f"{type(error).__name__}: {error}")
+                planned = [getattr(item, "request", None) for item in plan.scheduled] if plan else []
+                in_step = [request for request in planned if request in self._in_flight]
+                self._end(in_step or list(self._in_flight), "error", told(error))
             raise
 
     @property
@@ -244,7 +245,8 @@ class Engine:
             submission.pieces.append((piece, end_s))
         if request.is_finished:
             del self._in_flight[request]
-            self._stats.num_finished[request.finish_reason] += 1
+            count = self._stats.num_finished
+            count[request.finish_reason] = count.get(request.finish_reason, 0) + 1
             self.runner.attention.free(request)
 
     def score(self, token_ids: list[int]) -> list[float]:

@@ -3,6 +3,23 @@
 from __future__ import annotations
 
 
+def shown(value: object) -> str:
+    """``value`` for a message: its ``repr``, cut short; Python writes no integers of thousands of digits."""
+    try:
+        text = repr(value)
+    except Exception:
+        return f"<{type(value).__name__} that cannot be written down>"
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def told(error: BaseException) -> str:
+    """``error`` in a line: its type and its message, where it has one that can be read."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
+
+
 class InvalidRequest(ValueError):
     """A request that can never be served as asked: a parameter out of range, a prompt too long, bad text.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from numbers import Integral
 
-from minillm.errors import InvalidRequest
+from minillm.errors import InvalidRequest, shown
 from minillm.request import SamplingParams, as_token_id
 
 
@@ -52,12 +52,12 @@ class Limits:
         """Raise :class:`InvalidRequest` naming the first id that this model does not have."""
         wrong = next((token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size), None)
         if wrong is not None:
-            raise InvalidRequest(f"{name} holds id {wrong}; this model's run from 0 to {self.vocab_size - 1}", name)
+            raise InvalidRequest(f"{name} holds id {shown(wrong)}; this model's go up to {self.vocab_size - 1}", name)
 
     def priority(self, priority: int) -> int:
         """A plain integer; :class:`InvalidRequest` where it is none, or the scheduler would not heed it."""
         if isinstance(priority, bool) or not isinstance(priority, Integral):
-            raise InvalidRequest(f"priority must be a whole number, got {priority!r}", "priority")
+            raise InvalidRequest(f"priority must be a whole number, got {shown(priority)}", "priority")
         if priority and not self.heeds_priority:
             raise InvalidRequest("priority needs an engine with scheduling_policy='priority'", "priority")
         return int(priority)

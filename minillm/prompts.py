@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from minillm.errors import InvalidRequest
+from minillm.errors import InvalidRequest, shown
 from minillm.limits import Limits
 from minillm.request import SamplingParams, as_token_id
 from minillm.submission import Submission
@@ -109,7 +109,7 @@ class Prompts:
     def _job(self, prompt: Any, encode: Callable[[Any], tuple[str | None, list[int]]], params: SamplingParams | None,
              priority: int, arrival_s: float | None) -> Job:
         if params is not None and not isinstance(params, SamplingParams):
-            raise InvalidRequest(f"params must be SamplingParams(...), got {params!r}", "params")
+            raise InvalidRequest(f"params must be SamplingParams(...), got {shown(params)}", "params")
         params, start_s = params or SamplingParams(), time.perf_counter()
         text, ids = encode(prompt)
         return Job(text=text, token_ids=self.limits.prompt(ids, params), params=params,
@@ -118,10 +118,20 @@ class Prompts:
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
+            self._check_size(prompt)
             return prompt, self.tokenizer.encode(prompt)
         return None, _members(prompt, "a prompt is text or a list of token ids")
 
+    def _check_size(self, text: object) -> None:
+        """Refuse unread what cannot fit: a megabyte takes seconds to tokenize."""
+        most = self.tokenizer.most_bytes(self.limits.max_model_len)
+        if isinstance(text, str) and len(text) > most:
+            raise InvalidRequest(f"the text has {len(text):,} characters; max_model_len {self.limits.max_model_len} "
+                                 f"tokens hold at most {most:,}. Shorten it or raise max_model_len", "prompt")
+
     def _encode_chat(self, messages: Messages, **options: bool) -> tuple[str, list[int]]:
+        for message in messages if isinstance(messages, (list, tuple)) else ():
+            self._check_size(message.get("content") if isinstance(message, Mapping) else None)
         ids = encode_chat(self.tokenizer, messages, **options)
         return self.tokenizer.decode(ids), ids
 
@@ -142,7 +152,7 @@ def _members(value: object, wanted: str) -> list[Any]:
             raise TypeError
         members = iter(value)
     except TypeError:
-        raise InvalidRequest(f"{wanted}, got {value!r}", "prompt") from None
+        raise InvalidRequest(f"{wanted}, got {shown(value)}", "prompt") from None
     return list(members)
 
 

@@ -23,7 +23,7 @@ from types import NoneType
 from typing import Literal
 
 from minillm.cache.blocks import BlockTable
-from minillm.errors import InvalidRequest
+from minillm.errors import InvalidRequest, shown
 from minillm.measure.metrics import RequestMetrics
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -81,7 +81,7 @@ class SamplingParams:
             store(name, _checked_number(name, getattr(self, name), low, high, allowed))
         for name in ("ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
-                raise InvalidRequest(f"{name} must be true or false, got {getattr(self, name)!r}", name)
+                raise InvalidRequest(f"{name} must be true or false, got {shown(getattr(self, name))}", name)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}", "min_tokens")
         store("stop", _stop_strings(self.stop))
@@ -120,19 +120,19 @@ def _checked_number(name: str, value: object, low: float, high: float, allowed: 
         return None
     whole = name in _WHOLE
     if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
-        raise InvalidRequest(f"{name} must be {'a whole number' if whole else 'a number'}, got {value!r}", name)
+        raise InvalidRequest(f"{name} must be {'a whole number' if whole else 'a number'}, got {shown(value)}", name)
     try:
         number = int(value) if whole else float(value)
     except OverflowError:
         number = math.nan  # which is in no range
     if not low <= number <= high or number in (math.inf, -math.inf):
-        raise InvalidRequest(f"{name} must be {allowed}, got {value!r}", name)
+        raise InvalidRequest(f"{name} must be {allowed}, got {shown(value)}", name)
     return number
 
 
 def _members(name: str, value: object) -> tuple:
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes, bytearray)):
-        raise InvalidRequest(f"{name} must be a list, got {value!r}", name)
+        raise InvalidRequest(f"{name} must be a list, got {shown(value)}", name)
     return tuple(value)
 
 
@@ -140,11 +140,11 @@ def _stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     strings = () if stop is None else (stop,) if isinstance(stop, str) else _members("stop", stop)
     for string in strings:
         if not isinstance(string, str):
-            raise InvalidRequest(f"stop must hold strings, got {string!r}", "stop")
+            raise InvalidRequest(f"stop must hold strings, got {shown(string)}", "stop")
         if not string:
             raise InvalidRequest("stop must not hold an empty string: it would end every answer at once", "stop")
         if any("\ud800" <= character <= "\udfff" for character in string):
-            raise InvalidRequest(f"stop holds a lone surrogate, which no text contains: {string!r}", "stop")
+            raise InvalidRequest(f"stop holds a lone surrogate, which no text contains: {shown(string)}", "stop")
     return tuple(dict.fromkeys(strings))
 
 
@@ -152,7 +152,7 @@ def _token_ids(name: str, ids: Sequence[int] | None) -> tuple[int, ...]:
     members = () if ids is None else _members(name, ids)
     for token_id in members:
         if isinstance(token_id, bool) or not isinstance(token_id, Integral) or token_id < 0:
-            raise InvalidRequest(f"{name} must hold token ids (whole numbers from 0), got {token_id!r}", name)
+            raise InvalidRequest(f"{name} must hold token ids (whole numbers from 0), got {shown(token_id)}", name)
     return tuple(dict.fromkeys(map(int, members)))
 
 
@@ -163,12 +163,13 @@ def as_token_id(token_id: object) -> int:
             raise TypeError
         return operator.index(token_id)
     except TypeError:
-        raise InvalidRequest(f"a prompt is text or token ids (whole numbers), got {token_id!r}", "prompt") from None
+        raise InvalidRequest(f"a prompt is text or token ids (whole numbers), got {shown(token_id)}",
+                             "prompt") from None
 
 
 def _logit_bias(bias: Mapping[int, float] | None) -> dict[int, float]:
     if not isinstance(bias, (Mapping, NoneType)):
-        raise InvalidRequest(f"logit_bias must map token ids to numbers, got {bias!r}", "logit_bias")
+        raise InvalidRequest(f"logit_bias must map token ids to numbers, got {shown(bias)}", "logit_bias")
     ids = _token_ids("logit_bias", list(bias or ()))
     amounts = (bias or {}).values()
     return dict(zip(ids, (_checked_number("logit_bias", amount, -100, 100, "from -100 to 100") for amount in amounts)))

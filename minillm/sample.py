@@ -19,6 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from minillm.errors import shown
 from minillm.filters import filtered_scores, keep_top_k
 from minillm.randomness import draw_key, gumbel_noise
 from minillm.request import SamplingParams
@@ -70,7 +71,7 @@ def usable_tokens(tokens: Sequence[SampledToken], num_rows: int, vocab_size: int
         raise TypeError(f"the sampler must return a list of {num_rows} SampledToken, one for each row of logits; it "
                         f"returned {tokens!r:.200}")
     return [token if token.error or type(token.token_id) is int and 0 <= token.token_id < vocab_size else SampledToken(
-        -1, error=f"the sampler chose {token.token_id!r}; an id is an int from 0 to {vocab_size - 1}")
+        -1, error=f"the sampler chose {shown(token.token_id)}; an id is an int from 0 to {vocab_size - 1}")
             for token in tokens]
 
 

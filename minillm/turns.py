@@ -46,9 +46,10 @@ class Turns:
             try:
                 try:
                     with self._in_use:
-                        return work(*args)
+                        result = work(*args)
                 finally:
                     self._cancel_now()
+                return result
             except StopIteration as error:  # let through, it would look like the end of a stream
                 raise RuntimeError("a part of the engine raised StopIteration") from error
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dis
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+import minillm
 from minillm import LLM, SamplingParams
 from minillm.attention.base import AttentionBackend, StepTensors
 from minillm.loops import generate_with_cache
@@ -48,6 +52,42 @@ class ScriptModel:
             logits[row, script[min(output, len(script) - 1)]] = 20.0
         edited = self.edit(len(self.steps), step, logits)
         return logits if edited is None else edited
+
+
+def ctrl_c() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def interrupt_at() -> Iterator[Callable[..., list[bool]]]:
+    """``interrupt_at(count, handler)``: the handler, as a signal's, at the ``count``-th place of the package's code (or
+    of the file ``under``) where CPython looks for signals: after a call, as a function starts, where a loop goes round.
+    What it returns is empty until then. ``interrupt_at(0)`` calls it off.
+    """
+    usual, package = sys.gettrace(), str(Path(minillm.__file__).parent)
+
+    def arm(count: int, handler: Callable[[], None] = ctrl_c, under: str = package) -> list[bool]:
+        places, last, came = 0, {}, []
+
+        def on_opcode(frame, event, argument):
+            nonlocal places
+            frame.f_trace_opcodes = True
+            if event == "opcode" and not came:
+                before, last[frame] = last.get(frame, ""), dis.opname[frame.f_code.co_code[frame.f_lasti]]
+                places += before.startswith("CALL") or before in ("RESUME", "JUMP_BACKWARD")
+                if places == count:
+                    came.append(True)
+                    last.clear()  # it would keep the frames, and what is in them, alive
+                    sys.settrace(usual)
+                    handler()
+            return None if came else on_opcode
+
+        sys.settrace((lambda frame, event, argument: on_opcode(frame, event, argument)
+                      if frame.f_code.co_filename.startswith(under) else None) if count else usual)
+        return came
+
+    yield arm
+    sys.settrace(usual)
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def block_buffer(config: ModelConfig, num_blocks: int, block_size: int, *, dtype
     shape = (config.num_layers, num_blocks, block_size, 2, config.num_kv_heads, config.head_dim)
     try:
         return torch.empty(shape, dtype=dtype, device=device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:  # too many bytes; a size that is no 64-bit number
         raise ValueError(f"a KV cache of {num_blocks} blocks of {block_size} tokens does not fit into memory: lower "
                          f"num_kv_blocks or kv_cache_memory_bytes ({error})") from error
 

@@ -45,8 +45,9 @@ class AsyncLLM:
             async for piece in llm.stream("The sky is", SamplingParams(max_tokens=16)):
                 print(piece.text, end="")
 
-    Any number of tasks, event loops and threads may use it. A task that is cancelled, and a stream that is closed or
-    dropped, cancels its requests before the next step. ``llm`` is the LLM beneath, for its tokenizer and config.
+    Any number of tasks, event loops and threads may use it; a stream stays in the loop that it began in. A task that is
+    cancelled, and a stream that is closed or dropped, cancels its requests before the next step. ``llm`` is the LLM
+    beneath, for its tokenizer and config.
 
     A step that fails ends its own requests with ``finish_reason="error"`` and their ``error``; nothing is raised.
     Where the engine cannot go on, everybody who waits gets ``EngineDead``.
@@ -200,6 +201,7 @@ class AsyncStream(AsyncIterator[StreamPiece]):
         self._deliveries: asyncio.Queue[Delivery] = asyncio.Queue()
         self._turn = asyncio.Lock()  # two tasks that read one stream take turns
         self._submission: Submission | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._num_open, self._closed = 0, False
 
     @property
@@ -208,6 +210,10 @@ class AsyncStream(AsyncIterator[StreamPiece]):
         return self._submission and self._submission.output
 
     async def __anext__(self) -> StreamPiece:
+        if self._loop not in (None, asyncio.get_running_loop()):
+            self.close()
+            raise RuntimeError("this stream began in another event loop, where its pieces go: ask for a new one here")
+        self._loop = asyncio.get_running_loop()
         try:
             async with self._turn:
                 return await self._next()

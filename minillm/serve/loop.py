@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from weakref import WeakSet, finalize
 
 from minillm.engine import Engine
-from minillm.errors import EngineDead
+from minillm.errors import EngineDead, told
 from minillm.prompts import Job
 from minillm.request import StreamPiece
 from minillm.submission import Submission
@@ -141,7 +141,8 @@ class _EngineThread(threading.Thread):
         return call.future
 
     def cancel(self, request_ids: frozenset[str]) -> None:
-        self.calls.put(_Call(partial(self.engine.cancel, *request_ids)))
+        if self.is_alive():
+            self.calls.put(_Call(partial(self.engine.cancel, *request_ids)))
 
     def end(self) -> None:
         with self._guard:
@@ -217,7 +218,7 @@ class _EngineThread(threading.Thread):
         """Close the engine and tell everybody who still waits."""
         with self._guard:
             if error is not None and not self._dead:
-                self._dead = f"the engine failed, make a new one: {type(error).__name__}: {error}"
+                self._dead = f"the engine failed, make a new one: {told(error)}"
                 _log.error("the engine failed", exc_info=error)
             self._dead = self._dead or _CLOSED
         if error is not None:

@@ -66,7 +66,7 @@ def _build(spec: Mapping[str, Any], tokens: list[tuple[str, int]], merges: dict[
         table[token.id] = token.content.encode()
     return Tokenizer(
         table, encoder, added=added, strip_leading_space=strip_leading_space,
-        normalizer=pretokenize.build_normalizer(spec.get("normalizer")),
+        normalizer=spec.get("normalizer") and pretokenize.build_normalizer(spec["normalizer"]),
         pre_tokenizer=pretokenize.build_pre_tokenizer(pre_tokenizer), **options)
 
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -54,6 +55,8 @@ class Tokenizer:
         self.strip_leading_space = strip_leading_space
         self.named_tokens = dict(named_tokens or {})
         self.chat_template = chat_template
+        swallowing = any(token.lstrip or token.rstrip for token in added)
+        self._longest = math.inf if normalizer or swallowing else max(map(len, self._token_bytes), default=0)
 
     def with_encoder(self, encoder: PieceEncoder) -> Tokenizer:
         """The same tokenizer with another part that turns pre-tokens into ids.
@@ -88,6 +91,11 @@ class Tokenizer:
 
     def _named_id(self, name: str) -> int | None:
         return self.added_tokens.get(self.named_tokens.get(name, ""))
+
+    def most_bytes(self, num_tokens: int) -> float:
+        """The most bytes of a text that ``num_tokens`` ids can stand for; infinite where a normalizer or an added token
+        that takes the space beside it may shorten texts."""
+        return num_tokens * self._longest
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True,
                guard: str = "") -> list[int]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dis
 import random
-import sys
 from collections import Counter
-from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
@@ -181,39 +179,8 @@ def test_a_block_with_the_writers_last_token_is_waited_for_by_a_longer_prompt_an
     assert pool.match(b, [*ids, 9, 9]) == 8 and pool.match(c, ids) == 4
 
 
-def interrupted(work: Callable[[], None], count: int) -> bool:
-    """Call ``work``, with Ctrl-C at the ``count``-th place in the pool where CPython looks for it; False: none is left.
-
-    It looks after each call, at the start of a function, and where a loop goes round.
-    """
-    places, before, tracing = 0, {}, sys.gettrace()
-
-    def on_opcode(frame, event, argument):
-        nonlocal places
-        if frame.f_code.co_filename != blocks.__file__:
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            last = before.get(frame, "")
-            before[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-            places += last.startswith("CALL") or last in ("RESUME", "JUMP_BACKWARD")
-            if places == count:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return on_opcode
-
-    sys.settrace(on_opcode)
-    try:
-        work()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(tracing)
-    return False
-
-
 @pytest.mark.parametrize("held", [True, False])
-def test_what_ctrl_c_interrupts_anywhere_is_undone_by_another_release(held):
+def test_what_ctrl_c_interrupts_anywhere_is_undone_by_another_release(held, interrupt_at):
     """Whether the blocks that it begins with are another's too or cached, no block is lost, or given to two."""
     for count in range(1, 1000):
         pool, table = BlockPool(6, 4), BlockTable()
@@ -221,14 +188,15 @@ def test_what_ctrl_c_interrupts_anywhere_is_undone_by_another_release(held):
         pool.release(old)
         token_ids = [*(PROMPT if held else PROMPT[::-1]), 1, 2, 3, 4]
 
-        def live(pool=pool, table=table, token_ids=token_ids):
+        came = interrupt_at(count, under=blocks.__file__)
+        with suppress(KeyboardInterrupt):
             pool.match(table, token_ids)
             pool.may_write(table, token_ids)
             assert pool.allocate(table, 13 if held else 12)  # 13: what is free, and one evicted
             pool.publish(table, token_ids, 12)
             pool.release(table)
-
-        if not interrupted(live, count):
+        interrupt_at(0)
+        if not came:
             break
         pool.release(table)
         assert (table.blocks, table.chains, table.claim) == ([], [], None)

@@ -194,6 +194,8 @@ class Slow:
         self.inner, self.enough, self.began = inner, threading.Event(), 0
 
     def __getattr__(self, name):
+        if name == "most_bytes":
+            return getattr(self.inner, name)
         self.began += 1
         assert self.enough.wait(20), "the event loop stands still"
         return getattr(self.inner, name)
@@ -529,6 +531,17 @@ def test_tasks_and_threads_at_once_and_loops_one_after_another(tiny_llm, to_awai
     within(lambda: main("later", 3))
     within(lambda: until_idle(twin))
     twin.close()
+
+
+def test_a_stream_is_read_in_the_loop_where_it_began_and_nowhere_else(say, within):
+    llm = say()
+    stream = llm.stream("A", ENDLESS)
+    within(lambda: anext(stream))
+    with pytest.raises(RuntimeError, match="another event loop"):
+        within(lambda: anext(stream))
+    while llm.llm.stats().num_running:
+        time.sleep(0.001)
+    llm.close()
 
 
 def test_a_stream_of_a_loop_that_was_closed_is_cancelled(say, within):
