@@ -50,7 +50,7 @@ class Detokenizer:
             self.num_tokens += 1
             data = self._tokenizer.token_bytes(token_id)
             if self._skip_special_tokens and self._tokenizer.is_special(token_id):
-                self._scan(data.decode(), visible=False)
+                self._scan(data.decode("utf-8", "replace"), visible=False)
                 continue
             if self._strip_leading_space and data:
                 self._strip_leading_space = False

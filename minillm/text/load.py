@@ -62,11 +62,12 @@ def _build(spec: Mapping[str, Any], tokens: list[tuple[str, int]], merges: dict[
     table = [b""] * (1 + max([*(i for _, i in tokens), *(token.id for token in added)], default=-1))
     for text, token_id in tokens:
         table[token_id] = to_bytes(text)
-    for token in added:
-        table[token.id] = token.content.encode()
+    normalizer = spec.get("normalizer") and pretokenize.build_normalizer(spec["normalizer"])
+    for token in added:  # one that is looked for in normalized text stands for what was found there
+        table[token.id] = to_bytes(normalizer(token.content)) if normalizer and token.normalized else \
+            token.content.encode()
     return Tokenizer(
-        table, encoder, added=added, strip_leading_space=strip_leading_space,
-        normalizer=spec.get("normalizer") and pretokenize.build_normalizer(spec["normalizer"]),
+        table, encoder, added=added, strip_leading_space=strip_leading_space, normalizer=normalizer,
         pre_tokenizer=pretokenize.build_pre_tokenizer(pre_tokenizer), **options)
 
 

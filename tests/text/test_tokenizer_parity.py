@@ -77,6 +77,13 @@ def test_decode_of_valid_text_equals_the_oracle(kind, data):
         assert kind.ours.decode(ids, skip_special_tokens=skip) == kind.oracle.decode(ids, skip_special_tokens=skip)
 
 
+def test_an_added_token_found_in_normalized_text_stands_for_what_was_found(kind):
+    """As of the library's version here: after another token, SentencePiece's space is part of it."""
+    for text in ("<r><norm>", "<norm>", "<tool> <norm>x", "a <norm> <norm>", "e\u0301<norm>"):
+        ids = kind.oracle.encode(text, add_special_tokens=False).ids
+        assert kind.ours.decode(ids) == kind.oracle.decode(ids, skip_special_tokens=False), text
+
+
 @relaxed
 @given(text=mixed_text)
 def test_text_survives_where_nothing_normalizes_it(kind, text):
