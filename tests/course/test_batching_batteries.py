@@ -40,13 +40,15 @@ class MyScheduler:
     def finish_if_done(self, request, token_id):
         if token_id in request.eos_token_ids and not request.params.ignore_eos:
             self.finish(request, "stop")
+        elif token_id in request.params.stop_token_ids:
+            self.finish(request, "stop", stop_reason=token_id)
         elif request.num_known_tokens >= request.max_total_tokens:
             self.finish(request, "length")
 
     def finish(self, request, reason, *, stop_reason=None, error=None):
         self.forget(request)
         if not request.is_finished:
-            request.finish_reason = reason
+            request.finish_reason, request.stop_reason, request.error = reason, stop_reason, error
 
     def forget(self, request):
         for queue in (self.waiting, self.running):
@@ -94,6 +96,17 @@ class AlwaysStops(MyScheduler):
         if token_id in request.eos_token_ids:
             self.finish(request, "stop")
         super().finish_if_done(request, token_id)
+
+
+class NeverAtAStopId(MyScheduler):
+    def finish_if_done(self, request, token_id):
+        if token_id not in request.params.stop_token_ids:
+            super().finish_if_done(request, token_id)
+
+
+class SaysNoWhy(MyScheduler):
+    def finish(self, request, reason, *, stop_reason=None, error=None):
+        super().finish(request, reason)
 
 
 class GivesToTheGone(MyScheduler):
@@ -184,6 +197,12 @@ class WithoutTheParent(BlockPool):
         return 0, super()._name(table, token_ids, index)[1]
 
 
+class ByHash(BlockPool):
+    def _name(self, table, token_ids, index):
+        chain, tokens = super()._name(table, token_ids, index)
+        return chain, (hash(tokens),)
+
+
 class MatchesTheLastToken(BlockPool):
     def _next_name(self, table, token_ids, to_compute=1):
         index = len(table.chains)
@@ -219,9 +238,10 @@ def test_minillms_own_parts_and_the_shortest_right_ones_hold(capsys):
 @pytest.mark.parametrize(("fault", "words"), [
     (Static, "1 of 2 places are free, 1 wait, and none was admitted"), (LastComeFirstServed, "first come"),
     (Keeps, "is finished and still in running"), (TooMany, "2 requests run at once; max_num_seqs is 1"),
-    (Skips, "lacks one token and is not in the plan"), (PastTheEnd, "the finish_reason of req-"),
-    (AlwaysStops, "the output of req-"), (GivesToTheGone, "tokens of req-., cancelled after"),
-    (EndsTwice, "the finish_reason of req-. is 'error', expected 'cancelled'"),
+    (Skips, "lacks one token and is not in the plan"), (PastTheEnd, "finish_reason and stop_reason of req-"),
+    (AlwaysStops, "the output of req-"), (NeverAtAStopId, "the output of req-|no finish_reason"),
+    (SaysNoWhy, "finish_reason and (stop_reason|error) of req-"), (GivesToTheGone, "tokens of req-., cancelled after"),
+    (EndsTwice, "finish_reason and error of req-"),
     (Stalls, "the plan is empty although a request waits"), (lambda places: Scheduler, "is a class: make one")])
 def test_each_fault_of_a_scheduler_is_caught_in_a_small_case(fault, words):
     with pytest.raises(BatteryFailure, match=words) as failure:
@@ -232,7 +252,8 @@ def test_each_fault_of_a_scheduler_is_caught_in_a_small_case(fault, words):
 @pytest.mark.parametrize(("fault", "caching", "words"), [
     (Leaks, False, "num_available is 0, expected 1"), (GivesTwice, False, "num_available|a table holds a block twice"),
     (OneTooMany, False, "num_missing of 1 tokens"), (TakesWhatThereIs, False, "must say False and change nothing"),
-    (WithoutTheParent, True, "gave .* alone"), (MatchesTheLastToken, True, "nothing left to compute"),
+    (WithoutTheParent, True, "gave .* alone"),
+    (ByHash, True, "taken for the other's"), (MatchesTheLastToken, True, "nothing left to compute"),
     (PublishesTooEarly, True, "KeyError|gave .* alone"), (FindsNothing, True, "found in the cache is 0, expected"),
     (FreesSharedBlocks, True, "num_available|ValueError|KeyError|gave"), (lambda blocks, size: None, False, "lacks")])
 def test_each_fault_of_a_pool_is_caught(fault, caching, words):

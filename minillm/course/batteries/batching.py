@@ -19,6 +19,8 @@ from minillm.schedule.scheduler import SchedulerProtocol
 
 MakeScheduler = Callable[[int], SchedulerProtocol]
 MakePool = Callable[[int, int], PoolProtocol]
+STOP = 1  # a stop_token_id of every third request
+TWINS = 1, 2**61  # Python gives them one hash
 
 
 # ---- schedulers ----------------------------------------------------------------------------------------------------
@@ -42,14 +44,10 @@ class Load:
 
     def __str__(self) -> str:
         rows = (f"prompt {list(prompt)} at step {arrives}, at most {most} tokens"
-                + (", ignore_eos" if _ignores_eos(number) else "")
+                + ("", f", stop_token_ids {[STOP]}", ", ignore_eos")[number % 3]
                 + ("" if leaves is None else f", cancelled {'in' if leaves % 2 else 'before'} step {leaves}")
                 for number, (arrives, prompt, most, leaves) in enumerate(self.requests))
         return f"max_num_seqs {self.places}; " + "; ".join(rows)
-
-
-def _ignores_eos(number: int) -> bool:
-    return number % 3 == 2
 
 
 def _prompt(draw: random.Random, length: int) -> tuple[int, ...]:
@@ -80,7 +78,7 @@ class _Run:
         check_part("what make_scheduler makes", self.scheduler, SchedulerProtocol)
         self.requests = [Request(
             request_id=f"req-{number}", prompt_token_ids=prompt, seed=0,
-            params=SamplingParams(ignore_eos=_ignores_eos(number)),
+            params=SamplingParams(ignore_eos=number % 3 == 2, stop_token_ids=[STOP] if number % 3 == 1 else []),
             max_total_tokens=len(prompt) + most, eos_token_ids=(EOS,), arrival_s=float(number),
         ) for number, (_, prompt, most, _) in enumerate(load.requests)]
         self.ended: dict[Request, tuple[str, int]] = {}  # with its reason, after so many tokens
@@ -106,8 +104,8 @@ class _Run:
     def _leave(self, requests: Iterable[Request]) -> None:
         for request in requests:
             self.ended.setdefault(request, ("cancelled", len(request.output_token_ids)))
-            self.scheduler.finish(request, "cancelled")
-            self.scheduler.finish(request, "error")  # it has ended, so this changes nothing
+            self.scheduler.finish(request, "cancelled", error="gone")
+            self.scheduler.finish(request, "error", error="late")  # it has ended, so this changes nothing
 
     def _step(self, leaving: Sequence[Request]) -> str:
         behind = [r for r in self.scheduler.running if r.num_missing_tokens == 1]
@@ -156,17 +154,20 @@ class _Run:
     def _end_fault(self, request: Request) -> str:
         most = request.max_total_tokens - len(request.prompt_token_ids)
         name, output = request.request_id, request.output_token_ids
-        expected = alone(request.prompt_token_ids, most, ignore_eos=request.params.ignore_eos)
+        ends = {*request.params.stop_token_ids, *(() if request.params.ignore_eos else (EOS,))}
+        expected = alone(request.prompt_token_ids, most, ends)
         if not request.is_finished:
             return f"{name} has no finish_reason at the end"
         reason, count = self.ended[request]
         if reason == "cancelled":
             return (differs(f"tokens of {name}, cancelled after {count}", len(output), count)
-                    or differs(f"the finish_reason of {name}", request.finish_reason, reason)
+                    or differs(f"finish_reason and error of {name}", (request.finish_reason, request.error),
+                               (reason, "gone"))
                     or differs(f"the output of {name}", output, expected[:count]))
-        natural = "stop" if expected[-1] == EOS and not request.params.ignore_eos else "length"
+        natural = "stop" if expected[-1] in ends else "length", STOP if expected[-1] == STOP in ends else None
         return (differs(f"the output of {name}", output, expected)
-                or differs(f"the finish_reason of {name}", request.finish_reason, natural))
+                or differs(f"finish_reason and stop_reason of {name}", (request.finish_reason, request.stop_reason),
+                           natural))
 
 
 # ---- pools ---------------------------------------------------------------------------------------------------------
@@ -188,9 +189,22 @@ def pool_cases(make_pool: MakePool, caching: bool) -> Iterator[Case]:
                    f"{workload.options['max_num_seqs']}: {what}", 200 + tokens,
                    lambda workload=workload: _replayed(workload, make_pool))
     if caching:
+        yield Case(f"equal hashes are not equal tokens: {TWINS[0]} and {TWINS[1]}", 100, lambda: _confused(make_pool))
         for seed in range(40):
             yield Case(f"hits in a pool with room for all, workload {seed}", 1000 + seed,
                        lambda seed=seed: _hits_differ(seed, make_pool))
+
+
+def _confused(make_pool: MakePool) -> str:
+    pool = _made(make_pool, 8, 2)
+    for twin in TWINS:
+        table = BlockTable()
+        if found := pool.match(table, (twin, twin, 5)):
+            return f"{found} tokens of one were taken for the other's"
+        pool.allocate(table, 3)
+        pool.publish(table, (twin, twin, 5), 3)
+        pool.release(table)
+    return ""
 
 
 def _made(make_pool: MakePool, num_blocks: int, block_size: int) -> PoolProtocol:

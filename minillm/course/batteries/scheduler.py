@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,15 +27,14 @@ def follow(context: int, token_id: int) -> int:
     return hash((context, token_id))
 
 
-def alone(prompt: tuple[int, ...], num_tokens: int, *, ignore_eos: bool = False) -> list[int]:
-    """The simplest loop: at most ``num_tokens`` greedy tokens of a prompt; an end token, unless ignored, is the last.
-    """
+def alone(prompt: tuple[int, ...], num_tokens: int, ends: Collection[int] = (EOS,)) -> list[int]:
+    """The simplest loop: at most ``num_tokens`` greedy tokens of a prompt; one of ``ends`` is the last."""
     context, output = 0, []
     for token_id in prompt:
         context = follow(context, token_id)
     while len(output) < num_tokens:
         output.append(context % VOCAB)
-        if output[-1] == EOS and not ignore_eos:
+        if output[-1] in ends:
             break
         context = follow(context, output[-1])
     return output
