@@ -157,7 +157,7 @@ class Engine:
             return True
         except BaseException as error:
             if isinstance(error, Exception) or not computing:
-                planned = [getattr(item, "request", None) for item in plan.scheduled] if plan else []
+                planned = [getattr(item, "request", None) for item in getattr(plan, "scheduled", ())]  # or junk
                 in_step = [request for request in planned if request in self._in_flight]
                 self._end(in_step or list(self._in_flight), "error", told(error))
             raise

@@ -267,9 +267,11 @@ def test_an_error_that_cannot_be_read_ends_its_step_alone(script_llm):
 def test_a_plan_of_something_else_ends_who_was_there_and_no_more(script_llm, plan):
     llm = script_llm(counting, scheduler=FailingScheduler(BlockPool(64), max_num_seqs=4))
     llm.engine.scheduler.schedule = lambda: plan
+    stream = llm.stream("A", FEW)
     with pytest.raises((AttributeError, TypeError)):
-        llm.generate("A", FEW)
+        llm.step()
     del llm.engine.scheduler.schedule
+    assert [piece.finish_reason for piece in stream] == ["error"] and stream.output.outputs[0].error
     assert_idle_and_serving(llm)
 
 
