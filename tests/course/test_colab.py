@@ -29,6 +29,7 @@ from minillm.model.hub import cache_dir
 ROOT = Path(__file__).parents[2]
 SITE = Path(__file__).with_name("colab")
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+RUN = [*NOTEBOOKS[:-1:3], NOTEBOOKS[-1]]  # a third, as each runs in three other tests under the versions pinned here
 LIVE = {NOTEBOOKS[0], NOTEBOOKS[-1]}  # the others run as their outputs are kept: quicker, and without forms
 VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -165,7 +166,7 @@ def test_what_colab_lacks_is_hidden(variables):
         assert (done.stdout.strip(), done.stderr) == (seen, "")
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RUN, ids=lambda path: path.stem)
 def test_runs_under_colabs_versions(path, variables, package, tmp_path):
     """No error and no stderr; it knows where it is; live, its forms are ipywidgets 7.7's and work."""
     notebook = nbformat.read(path, as_version=4)
