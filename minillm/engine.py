@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import get_args
@@ -18,7 +19,8 @@ from minillm.errors import QueueFull, told
 from minillm.limits import Limits
 from minillm.measure.metrics import EngineStats
 from minillm.measure.trace import Trace
-from minillm.request import FinishReason, Request, SamplingParams, StreamPiece
+from minillm.prompts import Job
+from minillm.request import FinishReason, Request, StreamPiece
 from minillm.runner import Runner
 from minillm.sample import SampledToken, usable_tokens
 from minillm.schedule.plan import StepPlan
@@ -40,28 +42,23 @@ class Engine:
         self.limits = limits
         self.turns = Turns(self._cancel)
         self.traces: list[Trace] = []
-        self._stats = EngineStats(num_finished=dict.fromkeys(get_args(FinishReason), 0))
+        self._stats = EngineStats(num_finished=Counter(dict.fromkeys(get_args(FinishReason), 0)))
         self._in_flight: dict[Request, tuple[ref[Submission], Choice]] = {}
         self._num_submissions = 0
 
     # ---- requests in -------------------------------------------------------------------------------------------
 
-    def submit(self, prompt_token_ids: Iterable[int], params: SamplingParams, *, prompt: str | None = None,
-               arrival_s: float | None = None, priority: int = 0) -> Submission:
-        """Validate a prompt and queue its ``n`` choices. ``arrival_s``: when the caller asked (``perf_counter``).
+    def submit(self, job: Job) -> Submission:
+        """Queue the ``n`` choices of a prompt that :class:`~minillm.prompts.Prompts` has made fit to run.
 
         Raises:
-            InvalidRequest: see :class:`~minillm.limits.Limits`.
             QueueFull: ``max_waiting`` requests wait already; nothing has been queued.
         """
-        return self.enqueue(self.limits.prompt(prompt_token_ids, params), params, prompt=prompt, arrival_s=arrival_s,
-                            priority=self.limits.priority(priority))
-
-    def enqueue(self, token_ids: list[int], params: SamplingParams, *, prompt: str | None = None,
-                arrival_s: float | None = None, priority: int = 0) -> Submission:
-        """As :meth:`submit`, for what :class:`~minillm.limits.Limits` has let through already."""
-        arrival_s = time.perf_counter() if arrival_s is None else arrival_s
-        return self.turns.exclusively(self._queue, token_ids, params, prompt, arrival_s, priority)
+        submission = self.turns.exclusively(self._queue, job)
+        request = submission.choices[0].request
+        self.span("arrive", job.arrival_s, job.arrival_s, request)
+        self.span("tokenize", job.start_s, job.end_s, request)
+        return submission
 
     def check_room(self, num_requests: int) -> None:
         """Raise :class:`QueueFull` when so many more requests are more than may wait, free places aside."""
@@ -73,19 +70,17 @@ class Engine:
                             f"{max(0, places)} can start, and max_waiting is {self.config.max_waiting}. Try again "
                             "later, ask for fewer at once, or raise it")
 
-    def _queue(self, token_ids: list[int], params: SamplingParams, prompt: str | None, arrival_s: float,
-               priority: int) -> Submission:
+    def _queue(self, job: Job) -> Submission:
+        params, most, number = job.params, self.limits.max_model_len, self._num_submissions
         self.check_room(params.n)
-        number = self._num_submissions
         self._num_submissions += 1
-        most = self.limits.max_model_len
-        limit = most if params.max_tokens is None else len(token_ids) + params.max_tokens
+        limit = most if params.max_tokens is None else len(job.token_ids) + params.max_tokens
         submission = Submission.of([Request(
-            request_id=f"req-{number}", prompt_token_ids=tuple(token_ids), params=params, index=index,
+            request_id=f"req-{number}", prompt_token_ids=tuple(job.token_ids), params=params, index=index,
             seed=_derived_seed(self.config.seed, number) if params.seed is None else params.seed,
-            max_total_tokens=min(limit, most), priority=priority, arrival_s=arrival_s,
+            max_total_tokens=min(limit, most), priority=job.priority, arrival_s=job.arrival_s,
             eos_token_ids=self.runner.model.config.eos_token_ids,
-        ) for index in range(params.n)], self.tokenizer, prompt, self.cancel, self.turns.cancel_soon)
+        ) for index in range(params.n)], self.tokenizer, job.text, self.cancel, self.turns.cancel_soon)
         try:
             for choice in submission.choices:
                 self._in_flight[choice.request] = ref(submission), choice
@@ -119,9 +114,8 @@ class Engine:
             try:
                 self.scheduler.finish(request, reason, error=error)
                 if request in self._in_flight:
-                    if request.finish_reason != reason:  # finished already, and its last token never delivered
-                        request.finish_reason, request.stop_reason = reason, None
-                    request.error = error
+                    # It may have finished before, and its last token never been delivered.
+                    request.finish_reason, request.stop_reason, request.error = reason, None, error
                     self._deliver(request, None)
             except Exception as failure:
                 failures.append(failure)
@@ -245,8 +239,7 @@ class Engine:
             submission.pieces.append((piece, end_s))
         if request.is_finished:
             del self._in_flight[request]
-            count = self._stats.num_finished
-            count[request.finish_reason] = count.get(request.finish_reason, 0) + 1
+            self._stats.num_finished[request.finish_reason] += 1
             self.runner.attention.free(request)
 
     def score(self, token_ids: list[int]) -> list[float]:

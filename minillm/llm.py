@@ -173,7 +173,7 @@ class LLM:
         return [stream.output for stream in streams]
 
     def _start(self, job: Job) -> Stream:
-        return Stream(self.engine, job.submit(self.engine))
+        return Stream(self.engine, self.engine.submit(job))
 
 
 class Stream(Iterator[StreamPiece]):

@@ -7,17 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minillm.errors import InvalidRequest, shown
 from minillm.limits import Limits
 from minillm.request import SamplingParams, as_token_id
-from minillm.submission import Submission
 from minillm.text.chat import Message, encode_chat
 from minillm.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from minillm.engine import Engine
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Message]
@@ -39,15 +35,6 @@ class Job:
     arrival_s: float
     start_s: float
     end_s: float
-
-    def submit(self, engine: Engine) -> Submission:
-        """Queue it, and record the stages before the queue; raises as :meth:`Engine.enqueue` does."""
-        submission = engine.enqueue(self.token_ids, self.params, prompt=self.text, arrival_s=self.arrival_s,
-                                    priority=self.priority)
-        request = submission.choices[0].request
-        engine.span("arrive", self.arrival_s, self.arrival_s, request)
-        engine.span("tokenize", self.start_s, self.end_s, request)
-        return submission
 
 
 class Prompts:
@@ -78,7 +65,8 @@ class Prompts:
             arrival_s: float | None = None) -> Job:
         """The job of one prompt: text, ids, or the messages of a chat."""
         is_chat = isinstance(prompt, (list, tuple)) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
-        return self._job(prompt, self._encode_chat if is_chat else self._encode, params, priority, arrival_s)
+        return self._job(prompt, self._encode_chat if is_chat else self._encode, params, priority,
+                         arrival_s or time.perf_counter())
 
     def texts(self, texts: Prompt | Sequence[Prompt]) -> list[list[int]]:
         """The ids of texts to be scored.
@@ -99,7 +87,7 @@ class Prompts:
 
     def _jobs(self, prompts: Sequence[Any], encode: Callable[[Any], tuple[str | None, list[int]]], params: OneOrEach,
               priority: int | Sequence[int], arrival_s: float | None) -> list[Job]:
-        arrival_s, jobs = time.perf_counter() if arrival_s is None else arrival_s, []
+        arrival_s, jobs = arrival_s or time.perf_counter(), []
         each = _one_each("params", params, len(prompts)), _one_each("priority", priority, len(prompts))
         for index, (prompt, own, place) in enumerate(zip(prompts, *each, strict=True)):
             with _naming(f"prompt {index}"):
@@ -107,14 +95,14 @@ class Prompts:
         return jobs
 
     def _job(self, prompt: Any, encode: Callable[[Any], tuple[str | None, list[int]]], params: SamplingParams | None,
-             priority: int, arrival_s: float | None) -> Job:
+             priority: int, arrival_s: float) -> Job:
         if params is not None and not isinstance(params, SamplingParams):
             raise InvalidRequest(f"params must be SamplingParams(...), got {shown(params)}", "params")
         params, start_s = params or SamplingParams(), time.perf_counter()
         text, ids = encode(prompt)
         return Job(text=text, token_ids=self.limits.prompt(ids, params), params=params,
-                   priority=self.limits.priority(priority), arrival_s=start_s if arrival_s is None else arrival_s,
-                   start_s=start_s, end_s=time.perf_counter())
+                   priority=self.limits.priority(priority), arrival_s=arrival_s, start_s=start_s,
+                   end_s=time.perf_counter())
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):

@@ -89,6 +89,9 @@ def run(args: argparse.Namespace) -> int:
         args.refuse("--save keeps what --check-engine finds: give both")
     if args.json and args.plans == "-":
         args.refuse("--json and --plans - would print to one place: give --plans a file")
+    files = [Path(name).resolve() for name in (args.workload, args.plans, args.perfetto) if name]
+    if len(set(files)) < len(files):
+        args.refuse("FILE, --plans and --perfetto must be different files: one would overwrite another")
     config = load_config(resolve(args.model)) if args.check_engine else find_config(args.model)
     most = config.max_position_embeddings
     arrivals = load_arrivals(args.workload, most) if args.workload else random_arrivals(
@@ -105,7 +108,12 @@ def run(args: argparse.Namespace) -> int:
     numbers = f"auto ({8 * FORMATS[dtype].weight_bytes}-bit weights, {FORMATS[dtype].arithmetic} activations)"
     what = f"{args.model} in {numbers if dtype == 'auto' else dtype} on {hardware.name}"
     _print(args, result, slo, what, scheduler)
-    _keep(args, scheduler)
+    if args.plans == "-":
+        print("\n".join(map(describe, replay(scheduler.history))))
+    elif args.plans:
+        print(f"plans kept in {scheduler.history.save(args.plans)}", file=sys.stderr)
+    if args.perfetto:
+        print(f"trace kept in {trace_of(scheduler.history).save(args.perfetto)}", file=sys.stderr)
     return 0
 
 
@@ -157,15 +165,6 @@ def _seconds(value: float | None) -> str:
     return "n/a" if rounded is None else f"{rounded:,.0f} s" if rounded >= 1000 else format_seconds(rounded)
 
 
-def _keep(args: argparse.Namespace, scheduler: Scheduler | RecordingScheduler) -> None:
-    if args.plans == "-":
-        print("\n".join(map(describe, replay(scheduler.history))))
-    elif args.plans:
-        print(f"plans kept in {scheduler.history.save(args.plans)}", file=sys.stderr)
-    if args.perfetto:
-        print(f"trace kept in {trace_of(scheduler.history).save(args.perfetto)}", file=sys.stderr)
-
-
 def _check_engine(args: argparse.Namespace, config: ModelConfig, arrivals: Sequence[Arrival]) -> int:
     """Serve ``arrivals`` with the real engine, and compare with what the cost model says of the same run."""
     from minillm.assemble import load_decoder
@@ -212,14 +211,14 @@ def _serve(llm: Any, arrivals: Sequence[Arrival]) -> None:  # an LLM, whose modu
     """Every request at its time, whatever waits, and then steps until all are done."""
     from minillm.request import SamplingParams
 
-    start_s, coming, submitted = time.perf_counter(), deque(enumerate(arrivals)), []
+    limits, coming, submitted, start_s = llm.engine.limits, deque(enumerate(arrivals)), [], time.perf_counter()
     while True:
         while coming and coming[0][1].arrival_s <= time.perf_counter() - start_s:
             number, arrival = coming.popleft()
-            submitted.append(llm.engine.submit(  # held: who drops a submission cancels it
-                arrival.prompt_token_ids(number, llm.engine.limits.vocab_size), arrival_s=start_s + arrival.arrival_s,
-                priority=arrival.priority if llm.engine.limits.heeds_priority else 0,
-                params=SamplingParams(temperature=0.0, max_tokens=arrival.num_output_tokens, ignore_eos=True)))
+            params = SamplingParams(temperature=0.0, max_tokens=arrival.num_output_tokens, ignore_eos=True)
+            job = llm.prompts.one(arrival.prompt_token_ids(number, limits.vocab_size), params,
+                                  arrival.priority * limits.heeds_priority, arrival_s=start_s + arrival.arrival_s)
+            submitted.append(llm.engine.submit(job))  # held: who drops a submission cancels it
         if not llm.step():
             if not coming:
                 return

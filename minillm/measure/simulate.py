@@ -164,9 +164,8 @@ def _row(pairs: Sequence[tuple[float, float]]) -> dict[str, float | None]:
 
 
 def _request_of(arrival: Arrival, number: int) -> Request:
-    prompt = arrival.prompt_token_ids(number)
-    return Request(request_id=f"req-{number}", prompt_token_ids=prompt, params=_PARAMS, seed=0,
-                   max_total_tokens=len(prompt) + arrival.num_output_tokens, priority=arrival.priority,
+    return Request(request_id=f"req-{number}", prompt_token_ids=arrival.prompt_token_ids(number), params=_PARAMS, seed=0,
+                   max_total_tokens=arrival.num_prompt_tokens + arrival.num_output_tokens, priority=arrival.priority,
                    arrival_s=arrival.arrival_s, queued_s=arrival.arrival_s)
 
 

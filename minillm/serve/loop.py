@@ -161,7 +161,7 @@ class _EngineThread(threading.Thread):
         try:
             for job in jobs:
                 with self.engine.turns.lock:  # or another thread that drives could make a piece before the end
-                    submission = job.submit(self.engine)
+                    submission = self.engine.submit(job)
                     submission.cancel = submission.drop = self._cancel_one
                     submission.pieces = _Outbox(deliver, partial(self._cancel_one, submission.output.request_id))
                 self._readers.add(submission)

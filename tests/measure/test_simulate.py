@@ -304,7 +304,9 @@ def test_the_command_says_what_is_wrong(capsys, tmp_path, monkeypatch, argv, wor
     (["x.jsonl", "--rate", "0"], "no use for --rate"), (["x.jsonl", "--requests", "9"], "no use for --requests"),
     (["x.jsonl", "--check-engine", "--seed", "0"], "no use for --seed: leave it out"),
     (["--hardware", "l4", "--save", "x"], "--save keeps what --check-engine finds"),
-    (["--hardware", "l4", "--json", "--plans", "-"], "would print to one place")])
+    (["--hardware", "l4", "--json", "--plans", "-"], "would print to one place"),
+    (["x.jsonl", "--plans", "./x.jsonl"], "must be different files"),
+    (["--hardware", "l4", "--plans", "x", "--perfetto", "x"], "must be different files")])
 def test_an_option_that_would_be_ignored_or_spoil_the_output_is_wrong_usage(capsys, argv, words):
     with pytest.raises(SystemExit) as left:
         main(["simulate", *argv])
