@@ -72,9 +72,8 @@ class MachineCard:
 
     def stale(self, *, device: str, num_threads: int, torch_version: str) -> str | None:
         """Why the card no longer holds, in words; ``None`` while it does."""
-        names = ("device", "number of threads", "torch version")
-        before = (self.device, self.num_threads, self.versions.get("torch"))
-        changes = zip(names, before, (device, num_threads, torch_version))
+        changes = [("device", self.device, device), ("number of threads", self.num_threads, num_threads),
+                   ("torch version", self.versions.get("torch"), torch_version)]
         return "; ".join(f"{name} was {was} and is {now_is}" for name, was, now_is in changes if was != now_is) or None
 
     @property

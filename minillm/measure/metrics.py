@@ -14,12 +14,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
 from typing import Any
 
-from minillm.measure.distribution import PERCENTILE_METHOD, Distribution, percentile
-
-__all__ = ["RequestMetrics", "Slo", "Summary", "StreamEvent", "metrics_from_events", "percentile", "summarize"]
+from minillm.measure.distribution import PERCENTILE_METHOD, Distribution
 
 
 @dataclass(slots=True)
@@ -89,16 +86,11 @@ class RequestMetrics:
         those that came with the first token add zeros. Empty where the tokens of each chunk are not known."""
         if len(self.token_times_s) != self.num_output_tokens:
             return []
-        arrivals = [(time_s, len(list(group))) for time_s, group in groupby(self.token_times_s)]
+        arrivals = list(Counter(self.token_times_s).items())
         gaps = [0.0] * (arrivals[0][1] - 1) if arrivals else []
         for (before_s, _), (time_s, count) in zip(arrivals, arrivals[1:]):
             gaps += [(time_s - before_s) / count] * count
         return gaps
-
-    def to_dict(self) -> dict[str, Any]:
-        """The recorded fields and the numbers that follow from them, ready for JSON."""
-        derived = ("num_output_tokens", "ttft_s", "queue_s", "e2e_s", "tpot_s", "decode_tokens_per_s", "itl_s")
-        return asdict(self) | {name: getattr(self, name) for name in derived}
 
 
 def _between(start_s: float, end_s: float | None) -> float | None:
@@ -138,11 +130,9 @@ def metrics_from_events(
         metrics.finished_s = event.time_s
         metrics.failure = metrics.failure or event.error
         count = event.num_tokens
-        if count is None:
-            count = int(bool(event.text))
-            if event.total_tokens is not None and event.text:
-                count = event.total_tokens - len(metrics.token_times_s)
-        metrics.token_times_s += [event.time_s] * max(count, 0)
+        if count is None and event.text:
+            count = 1 if event.total_tokens is None else event.total_tokens - len(metrics.token_times_s)
+        metrics.token_times_s += [event.time_s] * max(count or 0, 0)
         if event.total_tokens is not None:
             metrics.reported_output_tokens = event.total_tokens
     return metrics
@@ -212,8 +202,8 @@ class Summary:
         return asdict(self)
 
 
-def summarize(requests: Sequence[RequestMetrics], slo: Slo | None = None, duration_s: float | None = None) -> Summary:
-    """Summary of requests on one clock. ``duration_s`` defaults to first arrival until last end.
+def summarize(requests: Sequence[RequestMetrics], slo: Slo | None = None) -> Summary:
+    """Summary of requests on one clock; its ``duration_s`` is from the first arrival until the last end.
 
     Raises:
         ValueError: requests of different clocks, whose times cannot be put together.
@@ -223,7 +213,8 @@ def summarize(requests: Sequence[RequestMetrics], slo: Slo | None = None, durati
         raise ValueError(f"requests of different clocks cannot be summarized together: {', '.join(sorted(clocks))}")
     served = [request for request in requests if request.failure is None]
     failures = Counter(request.failure for request in requests if request.failure is not None)
-    duration_s = _duration(requests) if duration_s is None else duration_s
+    ends = [request.finished_s for request in requests if request.finished_s is not None]
+    duration_s = max(ends) - min(request.arrival_s for request in requests) if ends else None
     verdicts = [slo.met_by(request) for request in requests] if slo else []
     met, unknown = verdicts.count(True), verdicts.count(None)
     judged = len(verdicts) - unknown
@@ -239,11 +230,6 @@ def summarize(requests: Sequence[RequestMetrics], slo: Slo | None = None, durati
         goodput=_over(met, judged), goodput_per_s=_over(met, duration_s) if judged else None,
         clock=next(iter(clocks), None),
     )
-
-
-def _duration(requests: Sequence[RequestMetrics]) -> float | None:
-    ends = [request.finished_s for request in requests if request.finished_s is not None]
-    return max(ends) - min(request.arrival_s for request in requests) if ends else None
 
 
 def _over(count: float, total: float | None) -> float | None:

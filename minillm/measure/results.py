@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import subprocess
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,9 +41,8 @@ class Recording:
         """
         if not re.fullmatch(r"[\w.-]+", self.name):
             raise ValueError(f"a recording's name may hold letters, digits, '.', '_' and '-', got {self.name!r}")
-        text = json.dumps(asdict(self), indent=1, allow_nan=False) + "\n"
         path = Path(path) if path else measurements_dir() / f"{self.name}.json"
-        write_atomically(path, text)
+        write_atomically(path, json.dumps(asdict(self), indent=1, allow_nan=False) + "\n")
         return path
 
     @classmethod
@@ -79,21 +79,18 @@ def environment(**extra: Any) -> dict[str, Any]:
 
 def cpu_model() -> str:
     """The processor's name as the system gives it."""
-    try:
-        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        match = None
-    return match.group(1) if match else platform.processor() or platform.machine()
+    with suppress(OSError):
+        if match := re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            return match.group(1)
+    return platform.processor() or platform.machine()
 
 
 def package_versions() -> dict[str, str]:
     """Versions of Python and of those installed packages that make a difference to speed."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return versions
 
 
@@ -118,9 +115,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 def measurements_dir() -> Path:
     """``data/measurements`` of the checkout, or of the current folder when the package is installed elsewhere."""
-    checkout = Path(__file__).resolve().parents[2]
-    root = checkout if (checkout / "data" / "measurements").is_dir() else Path.cwd()
-    return root / "data" / "measurements"
+    of_checkout = Path(__file__).resolve().parents[2] / "data" / "measurements"
+    return of_checkout if of_checkout.is_dir() else Path.cwd() / "data" / "measurements"
 
 
 def shipped_file(name: str) -> Path:

@@ -164,9 +164,9 @@ def _row(pairs: Sequence[tuple[float, float]]) -> dict[str, float | None]:
 
 
 def _request_of(arrival: Arrival, number: int) -> Request:
-    return Request(request_id=f"req-{number}", prompt_token_ids=arrival.prompt_token_ids(number), params=_PARAMS, seed=0,
+    return Request(request_id=f"req-{number}", prompt_token_ids=arrival.prompt_token_ids(number), seed=0,
                    max_total_tokens=arrival.num_prompt_tokens + arrival.num_output_tokens, priority=arrival.priority,
-                   arrival_s=arrival.arrival_s, queued_s=arrival.arrival_s)
+                   params=_PARAMS, arrival_s=arrival.arrival_s, queued_s=arrival.arrival_s)
 
 
 _PARAMS = SamplingParams(ignore_eos=True)

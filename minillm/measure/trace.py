@@ -16,10 +16,9 @@ bookkeeping. In a batch, one step is a span of every request in it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 STAGES = ("arrive", "tokenize", "queue", "prefill", "decode", "detokenize", "deliver", "preempted")
@@ -33,8 +32,8 @@ class Span:
     start_s: float
     end_s: float
     request_id: str
-    index: int = 0
-    args: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    index: int
+    args: dict[str, Any]
 
     @property
     def duration_s(self) -> float:
@@ -48,8 +47,8 @@ class Trace:
     ``counts``: ``(time_s, name, values)``, what was counted when; the viewer draws a track a name.
     """
 
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
+    def __init__(self, spans: Iterable[Span] = ()) -> None:
+        self.spans = list(spans)
         self.counts: list[tuple[float, str, dict[str, float]]] = []
 
     def add(self, stage: str, start_s: float, end_s: float, *, request_id: str, index: int = 0, **args: Any) -> None:
@@ -70,9 +69,7 @@ class Trace:
 
     def of(self, request_id: str, index: int = 0) -> Trace:
         """The spans of one choice of one request, as a trace of its own."""
-        part = Trace()
-        part.spans = [span for span in self.spans if (span.request_id, span.index) == (request_id, index)]
-        return part
+        return Trace(span for span in self.spans if (span.request_id, span.index) == (request_id, index))
 
     @property
     def duration_s(self) -> float:
@@ -92,25 +89,18 @@ class Trace:
         Chromium project."""
         origin_s = min((span.start_s for span in self.spans), default=0.0)
         rows: dict[tuple[str, int], int] = {}
-        events = []
-        for span in self.spans:
-            row = rows.setdefault((span.request_id, span.index), len(rows) + 1)
-            events.append({
-                "name": span.stage, "cat": "request", "ph": "X", "pid": 1, "tid": row, "args": dict(span.args),
-                "ts": (span.start_s - origin_s) * 1e6, "dur": span.duration_s * 1e6,
-            })
-        events += [{"name": name, "ph": "C", "pid": 1, "ts": (time_s - origin_s) * 1e6, "args": values}
-                   for time_s, name, values in self.counts]
-        names = [_row_name(row, f"request {request_id}" + (f" choice {index}" if index else ""))
+        spans = [{"name": span.stage, "cat": "request", "ph": "X", "pid": 1, "args": span.args,
+                  "tid": rows.setdefault((span.request_id, span.index), len(rows) + 1),
+                  "ts": (span.start_s - origin_s) * 1e6, "dur": span.duration_s * 1e6} for span in self.spans]
+        names = [{"name": "thread_name", "ph": "M", "pid": 1, "tid": row,
+                  "args": {"name": f"request {request_id}" + (f" choice {index}" if index else "")}}
                  for (request_id, index), row in rows.items()]
-        return {"traceEvents": names + events, "displayTimeUnit": "ms"}
+        counts = [{"name": name, "ph": "C", "pid": 1, "ts": (time_s - origin_s) * 1e6, "args": values}
+                  for time_s, name, values in self.counts]
+        return {"traceEvents": [*names, *spans, *counts], "displayTimeUnit": "ms"}
 
     def save(self, path: str | Path) -> Path:
         """Write :meth:`to_chrome` as JSON to ``path``; open it at ui.perfetto.dev or chrome://tracing."""
         path = Path(path)
         path.write_text(json.dumps(self.to_chrome(), allow_nan=False), encoding="utf-8")
         return path
-
-
-def _row_name(row: int, name: str) -> dict[str, Any]:
-    return {"name": "thread_name", "ph": "M", "pid": 1, "tid": row, "args": {"name": name}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 TASKS = Path("/proc/self/task")
@@ -12,11 +13,9 @@ def scheduler_seconds() -> tuple[float, float] | None:
     Linux) does not tell. Source: "Scheduler Statistics" of the Linux kernel's documentation, ``schedstat``."""
     ran = waited = 0
     for file in TASKS.glob("*/schedstat"):
-        try:
+        with suppress(OSError, ValueError):  # a thread that has just ended
             ran_ns, waited_ns, _ = map(int, file.read_text().split())
-        except (OSError, ValueError):  # a thread that has just ended
-            continue
-        ran, waited = ran + ran_ns, waited + waited_ns
+            ran, waited = ran + ran_ns, waited + waited_ns
     return (ran / 1e9, waited / 1e9) if ran else None
 
 
