@@ -37,9 +37,7 @@ class RotaryEmbedding:
 
     def __call__(self, step: StepTensors, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """``(cos, sin)``, each ``[T, 1, head_dim]`` in ``dtype``, as :func:`rotate` wants them."""
-        frequencies = self.frequencies
-        if self.config.rope.type == "dynamic":
-            frequencies = self._frequencies_by_row(step)
+        frequencies = self._frequencies_by_row(step) if self.config.rope.type == "dynamic" else self.frequencies
         angles = (step.positions.float().unsqueeze(-1) * frequencies).unsqueeze(1)
         cos, sin = angles.cos() * self.scale, angles.sin() * self.scale
         return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
@@ -68,14 +66,13 @@ def inverse_frequencies(config: ModelConfig, sequence_length: int | None = None)
     Raises:
         ModelError: for an unknown RoPE type.
     """
-    rope, dim = config.rope, config.head_dim
+    rope, theta, dim = config.rope, config.rope.theta, config.head_dim
     if rope.type == "dynamic":
         stretch = max(sequence_length or 0, config.max_position_embeddings) / config.max_position_embeddings
-        theta = rope.theta * (rope.factor * stretch - (rope.factor - 1)) ** (dim / (dim - 2))
-        return _unscaled(theta, dim)
-    frequencies = _unscaled(rope.theta, dim)
+        theta *= (rope.factor * stretch - (rope.factor - 1)) ** (dim / (dim - 2))
+    frequencies = 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     trained_length = rope.original_max_position_embeddings or config.max_position_embeddings
-    if rope.type == "default":
+    if rope.type in ("default", "dynamic"):
         return frequencies
     if rope.type == "linear":
         return frequencies / rope.factor
@@ -103,10 +100,6 @@ def attention_factor(rope: RopeConfig) -> float:
 
 def _yarn_scale(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
-
-
-def _unscaled(theta: float, dim: int) -> Tensor:
-    return 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
 
 
 def _llama3(frequencies: Tensor, rope: RopeConfig, trained_length: int) -> Tensor:
