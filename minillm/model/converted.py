@@ -31,16 +31,14 @@ def load_converted(path: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[
     ``expected`` holds the name and shape of each tensor.
     """
     tensors, offset = {}, 0
-    try:
+    with suppress(OSError, ValueError):  # gone, or cut short, in the middle
         place = _place(path, expected)
-        if place.stat().st_size != 4 * sum(map(math.prod, expected.values())):
-            return None
-        for name, shape in expected.items():
-            tensors[name] = torch.from_numpy(np.memmap(place, np.float32, "c", offset, shape))
-            offset += tensors[name].nbytes
-        return tensors
-    except (OSError, ValueError):  # gone, or cut short, in the middle
-        return None
+        if place.stat().st_size == 4 * sum(map(math.prod, expected.values())):
+            for name, shape in expected.items():
+                tensors[name] = torch.from_numpy(np.memmap(place, np.float32, "c", offset, shape))
+                offset += tensors[name].nbytes
+            return tensors
+    return None
 
 
 def keep_converted(path: Path, weights: Mapping[str, torch.Tensor]) -> None:

@@ -74,18 +74,14 @@ def read_gguf(path: str | Path) -> GGUFFile:
     path = Path(path)
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            metadata, tensors, end = _parse(data, path)
+            return _parse(data, path)
     except (struct.error, ValueError, OverflowError, MemoryError) as error:
         raise ModelError(f"{path} is not a whole GGUF file ({error}); fetch it again") from error
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
-    alignment = metadata.get("general.alignment", 32)
-    if not isinstance(alignment, int) or alignment < 1:
-        raise ModelError(f"{path}: general.alignment must be a positive number, got {alignment!r}")
-    return GGUFFile(path, metadata, tensors, -(-end // alignment) * alignment)
 
 
-def _parse(data: mmap.mmap, path: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor], int]:
+def _parse(data: mmap.mmap, path: Path) -> GGUFFile:
     if data.read(4) != b"GGUF":
         raise ModelError(f"{path} is not a GGUF file: it does not start with 'GGUF'")
     version, num_tensors, num_pairs = _numbers(data, "IQQ")
@@ -102,7 +98,10 @@ def _parse(data: mmap.mmap, path: Path) -> tuple[dict[str, Any], dict[str, GGUFT
         if name in tensors:
             raise ModelError(f"{path} holds tensor {name!r} twice")
         tensors[name] = GGUFTensor(shape, *_numbers(data, "IQ"))
-    return metadata, tensors, data.tell()
+    alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise ModelError(f"{path}: general.alignment must be a positive number, got {alignment!r}")
+    return GGUFFile(path, metadata, tensors, -(-data.tell() // alignment) * alignment)
 
 
 # These read on from where ``data`` stands. A length is checked before anything of that length is made.
