@@ -125,9 +125,8 @@ class GGUFCheckpoint(Checkpoint):
         self.shapes = {name: tensor.shape for name, tensor in self.file.tensors.items()}
         architecture = self.file.metadata["general.architecture"]
         self.names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_layers)
-        heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
         # Only the "llama" architecture is stored with rotary pairs interleaved.
-        self.heads = heads if architecture == "llama" else {}
+        self.heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads} if architecture == "llama" else {}
 
     def locations(self, name: str) -> list[Location]:
         """See :class:`Checkpoint`. The ``gguf`` package knows the name of each tensor of a Hugging Face folder."""

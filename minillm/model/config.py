@@ -195,8 +195,7 @@ def _refuse_unknown_switches(config: dict[str, Any], family: str) -> None:
 
 def _rope(config: dict[str, Any], scaling: dict[str, Any]) -> RopeConfig:
     """RoPE parameters, wherever the config holds them: in ``scaling`` or at the top level."""
-    unknown = sorted(set(scaling) - ROPE_KEYS)
-    if unknown:
+    if unknown := sorted(set(scaling) - ROPE_KEYS):
         raise ModelError(f"RoPE parameter {unknown[0]!r} is not supported; known: {', '.join(sorted(ROPE_KEYS))}")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind not in ROPE_TYPES:

@@ -90,8 +90,7 @@ def _locate_all(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]],
         places[name] = place
     # A tied head has no place, but the file may hold it all the same.
     used = {part for place in (*places.values(), *checkpoint.locations(HEAD)) for part in place.names}
-    extra = sorted(name for name in stored if name not in used and not name.endswith(IGNORABLE))
-    if extra:
+    if extra := sorted(name for name in stored if name not in used and not name.endswith(IGNORABLE)):
         raise ModelError(
             f"{path} holds {len(extra)} tensor(s) that its config has no place for, the first {extra[0]!r}; "
             "the config and the weights are not of one model"
