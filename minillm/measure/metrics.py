@@ -116,16 +116,15 @@ class StreamEvent:
     error: str | None = None
 
 
-def metrics_from_events(
-    arrival_s: float, events: Iterable[StreamEvent], *, num_prompt_tokens: int = 0, failure: str | None = None
-) -> RequestMetrics:
+def metrics_from_events(arrival_s: float, events: Iterable[StreamEvent], *,
+                        failure: str | None = None) -> RequestMetrics:
     """The metrics of a stream on the client's clock; ``failure`` is one that no event tells, such as a time-out.
 
     An event delivers as many tokens as it says, or as the running total grew by; an event that says neither delivers
     one if it has text and none otherwise. The last total wins as the count; where it differs from the tokens seen
     (hidden tokens, several in a chunk), TPOT divides by the count and ITL stays empty, as it can't be known.
     """
-    metrics = RequestMetrics(arrival_s, clock="client", num_prompt_tokens=num_prompt_tokens, failure=failure)
+    metrics = RequestMetrics(arrival_s, clock="client", failure=failure)
     for event in events:
         metrics.finished_s = event.time_s
         metrics.failure = metrics.failure or event.error
