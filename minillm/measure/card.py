@@ -6,12 +6,11 @@ Every estimate starts from it: bytes / read bandwidth, FLOPs / FLOP rate, operat
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from minillm.measure.results import now, read_strict_json, write_atomically
+from minillm.measure.results import now, read_strict_json, write_strict_json
 
 NOISY, LEAST_CPU_SHARE = 0.25, 0.8
 
@@ -52,9 +51,7 @@ class MachineCard:
 
     def save(self, path: str | Path | None = None) -> Path:
         """Write the card as JSON (default: :func:`card_path`); returns where."""
-        path = Path(path) if path else card_path()
-        write_atomically(path, json.dumps(asdict(self), indent=1, allow_nan=False) + "\n")
-        return path
+        return write_strict_json(path or card_path(), asdict(self))
 
     @classmethod
     def load(cls, path: str | Path | None = None) -> MachineCard | None:

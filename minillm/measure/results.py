@@ -41,9 +41,7 @@ class Recording:
         """
         if not re.fullmatch(r"[\w.-]+", self.name):
             raise ValueError(f"a recording's name may hold letters, digits, '.', '_' and '-', got {self.name!r}")
-        path = Path(path) if path else measurements_dir() / f"{self.name}.json"
-        write_atomically(path, json.dumps(asdict(self), indent=1, allow_nan=False) + "\n")
-        return path
+        return write_strict_json(path or measurements_dir() / f"{self.name}.json", asdict(self))
 
     @classmethod
     def load(cls, path: str | Path) -> Recording:
@@ -141,6 +139,12 @@ def read_strict_json(path: str | Path) -> Any:
     def refuse(constant: str) -> None:
         raise ValueError(f"{path} holds {constant}, which is not valid JSON")
     return json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=refuse)
+
+
+def write_strict_json(path: str | Path, value: Any) -> Path:
+    """Write ``value`` as JSON, whole or not at all; returns where. NaN and infinity raise ``ValueError``."""
+    write_atomically(Path(path), json.dumps(value, indent=1, allow_nan=False) + "\n")
+    return Path(path)
 
 
 def write_atomically(path: Path, text: str) -> None:
