@@ -41,12 +41,10 @@ class AddedTokenSplitter:
         self._tokens = {text: token for token in tokens if (text := text_of(token.content))}
         longest_first = sorted(self._tokens, key=len, reverse=True)
         pattern = "|".join(regex.escape(text, special_only=True) for text in longest_first)
-        self._pattern = regex.compile(pattern) if longest_first else None
+        self._pattern = regex.compile(pattern or r"\A(?!)")  # without tokens nothing is found, at once
 
     def split(self, text: str, parse_special: bool = True) -> list[str | int]:
         """The text between added tokens, and their ids. Special ones stay text unless ``parse_special``."""
-        if self._pattern is None:
-            return [text] if text else []
         parts: list[str | int] = []
         position = 0
         for found in self._pattern.finditer(text):
@@ -58,13 +56,9 @@ class AddedTokenSplitter:
                 start -= 1
             while token.rstrip and _SPACE.match(text, end):
                 end += 1
-            if position < start:
-                parts.append(text[position:start])
-            parts.append(token.id)
+            parts += [text[position:start], token.id]
             position = end
-        if position < len(text):
-            parts.append(text[position:])
-        return parts
+        return [part for part in (*parts, text[position:]) if part != ""]
 
 
 def _touches_word(text: str, start: int, end: int) -> bool:
