@@ -136,23 +136,6 @@ def merge(ids: Sequence[int], merges: dict[Pair, tuple[float, int]]) -> list[int
     return [token_id for token_id in ids if token_id >= 0]
 
 
-def merge_table(pairs: Iterable[tuple[str, str]], vocab: dict[str, int],
-                forbidden: frozenset[int] = frozenset()) -> dict[Pair, tuple[float, int]]:
-    """``pairs`` of token texts, best first, as ``(left id, right id) -> (rank, merged id)``.
-
-    A merge that would make a ``forbidden`` (control) token is left out: plain text never becomes one.
-
-    Raises:
-        KeyError: a merge names a token that is not in the vocabulary.
-    """
-    table: dict[Pair, tuple[float, int]] = {}
-    for rank, (left, right) in enumerate(pairs):
-        merged = vocab[left + right]
-        if merged not in forbidden:
-            table[vocab[left], vocab[right]] = (rank, merged)
-    return table
-
-
 def merges_from_scores(vocab: dict[str, int], scores: Sequence[float]) -> dict[Pair, tuple[float, int]]:
     """SentencePiece keeps no merge list: any two tokens may join whose text together is a token, best score first."""
     return {

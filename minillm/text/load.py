@@ -15,7 +15,7 @@ from minillm.model.config import read_json
 from minillm.model.gguf_file import read_gguf
 from minillm.text import pretokenize
 from minillm.text.added import AddedToken
-from minillm.text.bpe import BytePairEncoder, Pair, alphabet_to_bytes, merge_table, merges_from_scores
+from minillm.text.bpe import BytePairEncoder, Pair, alphabet_to_bytes, merges_from_scores
 from minillm.text.tokenizer import Tokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -82,10 +82,16 @@ def _check_model(model: Mapping[str, Any]) -> None:
             raise ModelError(f"tokenizer option {option!r} = {model[option]!r} is not supported: use another model")
 
 
-def _merges(model: Mapping[str, Any], vocab: dict[str, int], special_ids: frozenset[int]):
-    pairs = (tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in model["merges"])
+def _merges(model: Mapping[str, Any], vocab: dict[str, int],
+            special_ids: frozenset[int]) -> dict[Pair, tuple[float, int]]:
+    """Pairs of token texts, best first, as ``(left id, right id) -> (rank, merged id)``.
+
+    A merge that would make a control token is left out: plain text never becomes one.
+    """
+    pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
     try:
-        return merge_table(pairs, vocab, special_ids)
+        return {(vocab[left], vocab[right]): (rank, merged) for rank, (left, right) in enumerate(pairs)
+                if (merged := vocab[left + right]) not in special_ids}
     except (KeyError, ValueError) as error:
         raise ModelError(f"a merge of the tokenizer names a token that is not in its vocabulary: {error}") from error
 
