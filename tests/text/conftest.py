@@ -152,7 +152,7 @@ def train_kind(tmp_path_factory: pytest.TempPathFactory, corpus: list[str]) -> C
 def default_model() -> Path:
     """The default model's GGUF file; fetched where the machine doesn't have it yet."""
     try:
-        return resolve("smollm2-135m", progress=False)
+        return resolve("smollm2-135m")
     except DownloadError as error:
         pytest.skip(f"the default model cannot be fetched: {error}")
 
