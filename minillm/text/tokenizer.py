@@ -118,7 +118,7 @@ class Tokenizer:
             for piece in inner:
                 if isinstance(piece, int):
                     ids.append(piece)
-                elif piece := (piece.replace(guard, "") if guard else piece):
+                elif piece := piece.replace(guard, ""):
                     found = self.encoder.encode_pieces(self._pre_tokenize(piece, at_start))
                     if not isinstance(found, list):
                         raise TypeError(f"the encoder's encode_pieces must return a list of ids, it returned {found!r}")
@@ -136,7 +136,7 @@ class Tokenizer:
             self.token_bytes(token_id) for token_id in token_ids
             if not (skip_special_tokens and token_id in self._special_ids)
         ).decode("utf-8", "replace")
-        return text[1:] if self.strip_leading_space and text.startswith(" ") else text
+        return text.removeprefix(" ") if self.strip_leading_space else text
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, perhaps a part of a character only; a special token's are its text.
@@ -185,43 +185,37 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
                          ) from error
 
 
-def byte_tokenizer(special_tokens: Sequence[str] = ("<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>", "<|eot|>"), *,
-                   chat_template: str | None = None) -> Tokenizer:
-    """The smallest tokenizer: ids 0 to 255 are bytes, special tokens follow, nothing merges.
-
-    A special token ``<|bos|>`` or ``<|eos|>`` takes that part; neither is added to a text by itself.
-    """
-    return _byte_level_tokenizer([], special_tokens, GPT2_PATTERN, chat_template)
+def byte_tokenizer(*, chat_template: str | None = None) -> Tokenizer:
+    """The smallest tokenizer: ids 0 to 255 are bytes, nothing merges, and five special tokens follow: ``<|bos|>``,
+    ``<|eos|>``, ``<|im_start|>``, ``<|im_end|>`` and ``<|eot|>``. None is added to a text by itself."""
+    special_tokens = ("<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>", "<|eot|>")
+    return train_bpe((), 0, special_tokens=special_tokens, chat_template=chat_template)
 
 
 def train_bpe(texts: str | Iterable[str], num_merges: int, *, special_tokens: Sequence[str] = (),
-              pattern: str = GPT2_PATTERN) -> Tokenizer:
+              chat_template: str | None = None) -> Tokenizer:
     """Train byte-level byte pair encoding: ids 0 to 255 are bytes, then one id a merge, then the special tokens.
 
     Args:
         texts: one text or several; their order matters for ties alone (see :func:`minillm.text.bpe.train_merges`).
         num_merges: most merges to learn; fewer when no pair of tokens occurs twice.
-        pattern: regular expression whose matches are the pre-tokens.
+        special_tokens: ``<|bos|>`` or ``<|eos|>`` takes that part; neither is added to a text by itself.
+        chat_template: Jinja source, or ``None``.
     """
     texts = [texts] if isinstance(texts, str) else list(texts)
     for text in texts:
         check_text(text)
-    find = regex.compile(pattern).findall
-    pieces = (piece.encode() for text in texts for piece in find(text))
-    return _byte_level_tokenizer(train_merges(pieces, num_merges, 256), special_tokens, pattern)
-
-
-def _byte_level_tokenizer(merges: Sequence[tuple[int, int]], special_tokens: Sequence[str], pattern: str,
-                          chat_template: str | None = None) -> Tokenizer:
+    pieces = (piece.encode() for text in texts for piece in regex.findall(GPT2_PATTERN, text))
+    merges = train_merges(pieces, num_merges, 256)
     token_bytes = [bytes([byte]) for byte in range(256)]
     for left, right in merges:
         token_bytes.append(token_bytes[left] + token_bytes[right])
     table = {pair: (float(rank), 256 + rank) for rank, pair in enumerate(merges)}
     added = [AddedToken(len(token_bytes) + i, text, special=True) for i, text in enumerate(special_tokens)]
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
     return Tokenizer(
         token_bytes + [token.content.encode() for token in added],
         BytePairEncoder({char: byte for byte, char in BYTE_TO_CHAR.items()}, table),
-        added=added, pre_tokenizer=build_pre_tokenizer(split), chat_template=chat_template,
+        added=added, chat_template=chat_template,
+        pre_tokenizer=build_pre_tokenizer({"type": "ByteLevel", "add_prefix_space": False}),
         named_tokens={f"{name}_token": f"<|{name}|>" for name in ("bos", "eos") if f"<|{name}|>" in special_tokens},
     )
