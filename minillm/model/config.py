@@ -66,7 +66,6 @@ class ModelConfig:
     norm_topk_prob: bool = True
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-    dtype: str = "float32"
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -109,8 +108,7 @@ def load_config(path: str | Path) -> ModelConfig:
     path = Path(path)
     if path.is_file():
         return config_from_hf(hf_config(read_gguf(path)))
-    config = read_json(path / "config.json")
-    if config is None:
+    if (config := read_json(path / "config.json")) is None:
         raise ModelError(f"{path} holds no config.json; give a Hugging Face model folder or a .gguf file")
     return config_from_hf(config, read_json(path / "generation_config.json"))
 
@@ -174,7 +172,6 @@ def config_from_hf(config: dict[str, Any], generation: dict[str, Any] | None = N
         sliding_window=_sliding_window(config, family),
         **_experts(config, family),
         **_special_ids(given, generation, defaults),
-        dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
     )
 
 
