@@ -77,14 +77,9 @@ class Spread:
         return cls(*(percentile(samples, p) for p in (50, 25, 75)))
 
     @property
-    def iqr(self) -> float:
-        """Interquartile range, in the samples' unit."""
-        return self.high - self.low
-
-    @property
     def relative(self) -> float:
         """Interquartile range over the median: 0.05 says that the middle half lies within 5 % of it."""
-        return self.iqr / abs(self.median) if self.median else 0.0
+        return (self.high - self.low) / abs(self.median) if self.median else 0.0
 
 
 def ratio_of_medians(numerators: Sequence[float], denominators: Sequence[float]) -> Spread:
