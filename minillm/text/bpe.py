@@ -162,15 +162,12 @@ def train_merges(pieces: Iterable[Sequence[int]], num_merges: int, first_new_id:
             totals[pair] += sign * count * times[index]
             (found_in[pair].add if sign > 0 else found_in[pair].discard)(index)
 
-    def first_seen(pair: Pair) -> tuple[int, int]:
-        index = min(found_in[pair])
-        return index, list(zip(words[index], words[index][1:])).index(pair)
-
     for index in range(len(words)):
         account(index, +1)
     merges: list[Pair] = []
     while len(merges) < num_merges and (most := max(totals.values(), default=0)) >= 2:
-        best = min((pair for pair, total in totals.items() if total == most), key=first_seen)
+        word = words[min(min(found_in[pair]) for pair, total in totals.items() if total == most)]
+        best = next(pair for pair in zip(word, word[1:]) if totals[pair] == most)  # the first seen in the text
         for index in sorted(found_in[best]):
             account(index, -1)
             words[index] = merge(words[index], {best: (0, first_new_id + len(merges))})
