@@ -84,11 +84,6 @@ class Tokenizer:
         """The tokenizer's end-of-sequence id (a model's configuration may name more)."""
         return self._named_id("eos_token")
 
-    @property
-    def pad_token_id(self) -> int | None:
-        """The padding id."""
-        return self._named_id("pad_token")
-
     def _named_id(self, name: str) -> int | None:
         return self.added_tokens.get(self.named_tokens.get(name, ""))
 

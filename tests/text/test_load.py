@@ -82,7 +82,8 @@ def test_chat_templates_are_found_wherever_they_are(train_kind, tmp_path):
 
 def test_the_default_model_says_who_it_is(default_kind):
     tokenizer = default_kind.ours
-    assert (tokenizer.vocab_size, tokenizer.eos_token_id, tokenizer.pad_token_id) == (49152, 2, 2)
+    pad_token_id = tokenizer.added_tokens[tokenizer.named_tokens["pad_token"]]
+    assert (tokenizer.vocab_size, tokenizer.eos_token_id, pad_token_id) == (49152, 2, 2)
     assert tokenizer.special_tokens["<|im_start|>"] == 1 and len(tokenizer.special_tokens) == 17
     assert "<|im_start|>" in tokenizer.chat_template
     assert tokenizer.encode("hi") == tokenizer.encode("hi", add_special_tokens=False)
