@@ -114,24 +114,22 @@ def merge(ids: Sequence[int], merges: dict[Pair, tuple[float, int]]) -> list[int
 
     A heap of candidates over a doubly linked list: O(n log n) for n ids, where rescanning would be O(n^2).
     """
-    ids = list(ids)
-    end = len(ids)
-    after = list(range(1, end + 1))
-    before = list(range(-1, end - 1))
+    ids = [*ids, -1]  # at the end, as at every id that was joined to its left: no pair with -1 has a rank
+    after = list(range(1, len(ids) + 1))
+    before = list(range(-1, len(ids) - 1))
     heap = [(found[0], i, found[1]) for i, pair in enumerate(zip(ids, ids[1:])) if (found := merges.get(pair))]
     heapq.heapify(heap)
     while heap:
         _, left, merged = heapq.heappop(heap)
         right = after[left]
         # A candidate is stale when a neighbour has been joined meanwhile and the pair gives another token, or none.
-        if ids[left] < 0 or right == end or merges.get((ids[left], ids[right]), (0, -1))[1] != merged:
+        if merges.get((ids[left], ids[right]), (0, -1))[1] != merged:
             continue
         ids[left], ids[right] = merged, -1
         after[left] = after[right]
-        if after[left] < end:
-            before[after[left]] = left
+        before[after[left]] = left
         for i in (before[left], left):
-            if i >= 0 and after[i] < end and (found := merges.get((ids[i], ids[after[i]]))):
+            if i >= 0 and (found := merges.get((ids[i], ids[after[i]]))):
                 heapq.heappush(heap, (found[0], i, found[1]))
     return [token_id for token_id in ids if token_id >= 0]
 
