@@ -50,7 +50,8 @@ class AddedTokenSplitter:
         for found in self._pattern.finditer(text):
             token = self._tokens[found.group()]
             start, end = found.span()
-            if (token.special and not parse_special) or (token.single_word and _touches_word(text, start, end)):
+            beside = text[max(start - 1, 0):start] + text[end:end + 1]
+            if (token.special and not parse_special) or (token.single_word and _WORD.search(beside)):
                 continue
             while token.lstrip and start > position and _SPACE.match(text, start - 1):
                 start -= 1
@@ -59,7 +60,3 @@ class AddedTokenSplitter:
             parts += [text[position:start], token.id]
             position = end
         return [part for part in (*parts, text[position:]) if part != ""]
-
-
-def _touches_word(text: str, start: int, end: int) -> bool:
-    return bool(start and _WORD.match(text, start - 1)) or bool(_WORD.match(text, end))

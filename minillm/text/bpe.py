@@ -78,9 +78,8 @@ class BytePairEncoder:
     def encode_pieces(self, pieces: Iterable[str]) -> list[int]:
         """The ids of pre-tokens, one after the other."""
         ids: list[int] = []
-        cache = self._cache
         for piece in pieces:
-            ids += cache.get(piece) or self._encode_piece(piece)
+            ids += self._cache.get(piece) or self._encode_piece(piece)
         return ids
 
     def _encode_piece(self, piece: str) -> tuple[int, ...]:
@@ -100,12 +99,11 @@ class BytePairEncoder:
             found = [self.vocab.get(char)]
             if found == [None] and self.byte_fallback:
                 found = [self.vocab.get(f"<0x{byte:02X}>") for byte in char.encode()]
-            is_unknown = None in found
-            if not is_unknown:
+            if None not in found:
                 ids += found
             elif self.unknown_id is not None and not (in_unknown_run and self.fuse_unknown):
                 ids.append(self.unknown_id)
-            in_unknown_run = is_unknown
+            in_unknown_run = None in found
         return ids
 
 
