@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "minillm"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_LINE_LENGTH, ENGINE_LINES = 300, 60, 120, 4_800
+MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_LINE_LENGTH, ENGINE_LINES = 300, 60, 120, 4_700
 
 BENCHMARKS = "measure/bench/"  # a room of its own in one without torch: what times torch imports it
 # What records, replays and simulates schedules: the engine runs without it, so it has a bound of its own.
@@ -138,9 +138,8 @@ def test_the_engine_stays_near_4000_lines_of_code() -> None:
     assert simulation <= 900, f"{simulation} lines of code"
     engine = sum(count for name, count in lines.items() if not name.startswith("cli/"))
     assert engine <= ENGINE_LINES, f"{engine} lines of code"
-    # Over the aim already: these bounds go up only by what a promise needs (last by the ends of what fails or is
-    # cancelled at the worst moment: `turns`, and blocks that an interrupt can neither lose nor give to two).
-    assert sum(lines.values()) <= 5_250, f"{sum(lines.values())} lines of code"
+    # With the command line it is over the aim already: this bound goes up only by what a new promise needs.
+    assert sum(lines.values()) <= 5_140, f"{sum(lines.values())} lines of code"
 
 
 def test_the_size_counter_counts_code_alone() -> None:

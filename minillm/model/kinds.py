@@ -59,6 +59,7 @@ CONFIG_KINDS: dict[str, Kind] = {
     "num_hidden_layers": LAYERS.or_null(),
     **dict.fromkeys(("tie_word_embeddings", "attention_bias", "mlp_bias", "norm_topk_prob"), SWITCH),
     **dict.fromkeys(("rope_scaling", "rope_parameters"), OBJECT.or_null()),
+    **dict.fromkeys(("dtype", "torch_dtype"), TEXT.or_null()),  # read by nobody here; another kind is a damaged file
     "rms_norm_eps": POSITIVE, "rope_theta": ABOVE_ONE, "max_window_layers": INDEX, "use_sliding_window": SWITCH,
     "layer_types": TEXT.listed().or_null(), "mlp_only_layers": INDEX.listed().or_null(),
     "bos_token_id": TOKEN_ID.or_null(), "eos_token_id": TOKEN_IDS.or_null(),
