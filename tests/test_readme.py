@@ -37,6 +37,23 @@ def test_many_requests_in_readme_are_those_of_the_recorded_benchmark() -> None:
         assert times == f"{ratio_of_medians(*speeds).median:.1f}", (dtype, other)
 
 
+def test_costs_in_readme_are_the_goals_of_the_recorded_benchmark_and_none_that_is_missed_is_left_out() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    recording = Recording.load(ROOT / "data" / "measurements" / "serving-engine.json")
+    assert recording.settings["rounds"] >= 5 and not recording.settings["failures"]
+    told = {(of, over): (ratio, asked)
+            for of, over, ratio, asked in re.findall(r"\| `([^`]+)` \| `([^`]+)` \| ([\d.]+) \| ([^|]+) \|", readme)}
+    goals = [(part, goal) for part in recording.settings["parts"] for goal in PARTS[part].goals]
+    for part, goal in goals:
+        sides = [recording.values(goal.key, part=part, case=case) for case in (goal.case, goal.other)]
+        ratio = ratio_of_medians(*sides).median
+        if goal.met_by(ratio) is False or (goal.case, goal.other) in told:
+            claimed, asked = told.pop((goal.case, goal.other))
+            assert claimed == f"{ratio:.2f}", goal
+            assert asked == goal.bound + ("" if goal.met_by(ratio) else ", **not met**"), goal
+    assert not told
+
+
 def check_claim(claim: str, recording: Recording) -> None:
     """Each decode ratio in ``claim`` is that of ``recording``, a whole run of at least five rounds."""
     assert recording.settings["rounds"] >= 5 and not recording.settings.get("failure")
