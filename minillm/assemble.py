@@ -6,13 +6,15 @@ from collections.abc import Collection
 from pathlib import Path
 
 from minillm.attention.base import AttentionBackend
-from minillm.attention.paged import PagedAttention, block_buffer
+from minillm.attention.paged import PagedAttention
 from minillm.attention.torch_backend import ContiguousAttention
 from minillm.cache.blocks import BlockPool
+from minillm.cache.store import BlockStore, Int8BlockStore
 from minillm.config import EngineConfig
 from minillm.model.config import load_config
 from minillm.model.decoder import Decoder
 from minillm.model.device import free_bytes, resolve_device
+from minillm.model.quantize import SCHEMES, Scheme
 from minillm.model.weights import load_weights
 from minillm.schedule.scheduler import Scheduler, SchedulerProtocol
 
@@ -21,6 +23,7 @@ from minillm.schedule.scheduler import Scheduler, SchedulerProtocol
 POOL_OPTIONS = ("block_size", "num_kv_blocks", "kv_cache_memory_bytes", "enable_prefix_caching")
 SCHEDULER_OPTIONS = ("max_num_seqs", "max_num_batched_tokens", "max_prefill_chunk", "enable_chunked_prefill",
                      "scheduling_policy")
+STORES = {"auto": BlockStore, "int8": Int8BlockStore}
 # Of the memory that is free once the weights are loaded. A CPU's is shared with whatever else runs.
 SHARE_OF_FREE = {"cpu": 0.25, "cuda": 0.8}
 
@@ -47,11 +50,14 @@ def assemble(config: EngineConfig, given: Collection[str], model: Decoder, max_m
     for part, options in taken.items():
         if clash := [name for name in options if name in given]:
             raise ValueError(f"{clash[0]} is what your own {part} brings: set it there")
-    options = {"dtype": model.dtype, "device": model.device}
+    if config.kv_cache_dtype != "auto" and (attention is not None or scheduler is not None and pool is None):
+        raise ValueError(f"kv_cache_dtype={config.kv_cache_dtype!r} is for minillm's own attention over blocks: leave "
+                         "it out beside an attention_backend of your own, or a scheduler without a pool")
+    options, store = {"dtype": model.dtype, "device": model.device}, STORES[config.kv_cache_dtype]
     if pool is None and scheduler is None:
         count, caching = num_blocks(config, model, max_model_len), config.enable_prefix_caching and attention is None
         if attention is None:  # refused here if it does not fit, before the pool's own lists fill what memory there is
-            block_buffer(model.config, count, config.block_size, **options)
+            store(model.config, count, config.block_size, **options)
         pool = BlockPool(count, config.block_size, caching=caching)
     if attention is not None and getattr(attention, "pool", pool) is not pool:
         raise ValueError("scheduler and attention_backend are over different pools: give both the same one")
@@ -59,7 +65,7 @@ def assemble(config: EngineConfig, given: Collection[str], model: Decoder, max_m
         raise ValueError("an attention_backend without blocks needs a scheduler over BlockPool(..., caching=False)")
     if attention is None:
         attention = ContiguousAttention(model.config, **options) if pool is None else \
-            PagedAttention(model.config, pool, **options)
+            PagedAttention(model.config, pool, store=store, **options)
     if scheduler is None:
         scheduler = Scheduler(pool, max_num_seqs=config.max_num_seqs, policy=config.scheduling_policy,
                               max_num_batched_tokens=config.max_num_batched_tokens,
@@ -78,7 +84,7 @@ def num_blocks(config: EngineConfig, model: Decoder, max_model_len: int) -> int:
     """
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks
-    each = block_bytes(model, config.block_size)
+    each = config.block_size * STORES[config.kv_cache_dtype].bytes_per_token(model.config, model.dtype)
     if config.kv_cache_memory_bytes is not None:
         if config.kv_cache_memory_bytes < each:
             raise ValueError(f"kv_cache_memory_bytes {config.kv_cache_memory_bytes} holds no block: one of "
@@ -90,12 +96,12 @@ def num_blocks(config: EngineConfig, model: Decoder, max_model_len: int) -> int:
     return max(one, min(config.max_num_seqs * one, budget // each))
 
 
-def block_bytes(model: Decoder, block_size: int) -> int:
-    """Keys and values of ``block_size`` tokens in all layers, in bytes."""
-    config = model.config
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * model.dtype.itemsize * block_size
-
-def load_decoder(path: Path, *, dtype: str = "auto", device: str = "auto") -> Decoder:
-    """The decoder of a resolved folder or ``.gguf`` file, on ``device``, see :func:`resolve_device`."""
+def load_decoder(path: Path, *, dtype: str = "auto", device: str = "auto",
+                 quantization: str | Scheme | None = None) -> Decoder:
+    """The decoder of a resolved folder or ``.gguf`` file, on ``device``, see :func:`resolve_device`; ``quantization``
+    is a name of :data:`~minillm.model.quantize.SCHEMES`, or a scheme."""
     device, config = resolve_device(device), load_config(path)
-    return Decoder.from_weights(config, load_weights(path, config), dtype=dtype, device=device)
+    scheme = SCHEMES[quantization] if isinstance(quantization, str) else quantization
+    # Weights that a GGUF file holds in 4 bit are not quantized again.
+    weights = load_weights(path, config, keep_blocks=scheme == SCHEMES["int4"])
+    return Decoder.from_weights(config, weights, dtype=dtype, device=device, quantization=scheme)

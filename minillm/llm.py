@@ -60,7 +60,8 @@ class LLM:
         if isinstance(model, (str, Path)):
             path = resolve(model)
             tokenizer = tokenizer or load_tokenizer(path)
-            model = load_decoder(path, dtype=self.config.dtype, device=self.config.device)
+            model = load_decoder(path, dtype=self.config.dtype, device=self.config.device,
+                                 quantization=self.config.quantization)
         elif not hasattr(model, "forward"):
             raise TypeError(f"model must be a name, a path or a Decoder, got {model!r}")
         elif tokenizer is None:
@@ -83,6 +84,8 @@ class LLM:
 
     def _check_loaded(self, model: Decoder) -> None:
         """Options that a model already loaded can no longer follow are refused, not ignored."""
+        if self.config.quantization is not None:
+            raise ValueError("quantization is for a model that is loaded here: Decoder.from_weights(quantization=...)")
         for name, own in (("dtype", str(model.dtype).removeprefix("torch.")), ("device", str(model.device))):
             if (asked := getattr(self.config, name)) not in ("auto", own, own.partition(":")[0]):
                 raise ValueError(f"{name}={asked!r}, but this model is loaded as {own!r}: leave {name} out")

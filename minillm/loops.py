@@ -14,6 +14,7 @@ from torch import Tensor
 
 from minillm.attention.base import StepTensors
 from minillm.attention.torch_backend import ContiguousAttention, PaddedAttention, UncachedAttention
+from minillm.cache.kv import ContiguousCache, SequenceCache
 from minillm.model.decoder import Decoder
 
 Choose = Callable[[Tensor, int], list[int]]
@@ -40,9 +41,10 @@ def generate_without_cache(model: Decoder, prompt_ids: Sequence[int], *, max_tok
 
 
 def generate_with_cache(model: Decoder, prompt_ids: Sequence[int], *, max_tokens: int,
-                        eos_token_ids: Collection[int] = (), choose: Choose = greedy) -> list[int]:
+                        eos_token_ids: Collection[int] = (), choose: Choose = greedy,
+                        make_cache: Callable[..., SequenceCache] = ContiguousCache) -> list[int]:
     """As :func:`generate_without_cache`, in one prefill and one decode step for each token after the first."""
-    attention = ContiguousAttention(model.config, dtype=model.dtype, device=model.device)
+    attention = ContiguousAttention(model.config, dtype=model.dtype, device=model.device, make_cache=make_cache)
     new_ids, num_computed, output = list(prompt_ids), 0, []
     while len(output) < max_tokens:
         step = StepTensors.of([new_ids], [num_computed], [0], device=model.device)

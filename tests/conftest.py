@@ -14,6 +14,7 @@ from torch import Tensor
 import minillm
 from minillm import LLM, SamplingParams
 from minillm.attention.base import AttentionBackend, StepTensors
+from minillm.cache.kv import ContiguousCache, SequenceCache
 from minillm.loops import generate_with_cache
 from minillm.model.config import ModelConfig
 from minillm.model.decoder import Decoder
@@ -137,15 +138,17 @@ def tiny_llm(tiny_model: Decoder, byte_tok: Tokenizer) -> Callable[..., LLM]:
 
 
 @pytest.fixture(scope="session")
-def simplest(tiny_model: Decoder) -> Callable[[list[int], SamplingParams, int], list[int]]:
+def simplest(tiny_model: Decoder) -> Callable[..., list[int]]:
     """``simplest(prompt, params, most)``: TINY's tokens by the loop with a cache and the sampler's own draws."""
     sampler = Sampler(261)
 
-    def run(prompt: list[int], params: SamplingParams, most: int) -> list[int]:
+    def run(prompt: list[int], params: SamplingParams, most: int,
+            make_cache: Callable[..., SequenceCache] = ContiguousCache) -> list[int]:
         def choose(logits: Tensor, position: int) -> list[int]:
             row = SamplingRow(params, params.seed, 0, position, prompt, ())
             return [sampler(logits, [row])[0].token_id]
 
         return generate_with_cache(tiny_model, prompt, max_tokens=min(params.max_tokens, most),
-                                   eos_token_ids=(EOS, *params.stop_token_ids), choose=choose)
+                                   eos_token_ids=(*[EOS] * (not params.ignore_eos), *params.stop_token_ids),
+                                   choose=choose, make_cache=make_cache)
     return run

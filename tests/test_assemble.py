@@ -173,5 +173,5 @@ def test_a_score_reads_and_leaves_nothing_in_the_blocks_of_requests(tiny_llm):
     fresh = llm.score([text])[0].logprobs
     llm.generate([text], GREEDY)
     used = llm.engine.scheduler.pool.num_cached
-    llm.attention.buffer.fill_(torch.nan)
+    llm.attention.store.buffer.fill_(torch.nan)
     assert llm.score([text])[0].logprobs == fresh and llm.engine.scheduler.pool.num_cached == used

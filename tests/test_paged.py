@@ -38,7 +38,7 @@ def test_the_output_of_contiguous_caches_for_any_mix_of_prompts_chunks_and_decod
         scattered(pool, draw)
     options = {"dtype": torch.float64, "device": "cpu"}
     paged, contiguous = PagedAttention(config, pool, **options), ContiguousAttention(config, **options)
-    paged.buffer.fill_(torch.nan)  # what others left there
+    paged.store.buffer.fill_(torch.nan)  # what others left there
     tables, lengths = [BlockTable() for _ in range(5)], [0] * 5
     torch.manual_seed(0)
     for _ in range(12):
@@ -63,7 +63,7 @@ def test_nan_of_a_request_that_failed_does_not_reach_who_gets_its_block(tiny_mod
     llm = paged_llm(tiny_model, byte_tok, blocks=6, size=4, caching=False)
     params = [SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True) for most in (6, 4)]
     expected = [out.outputs[0].token_ids for out in llm.generate([[1, 2, 3], [4, 5, 6, 7, 8]], params)]
-    llm.attention.buffer.fill_(torch.nan)
+    llm.attention.store.buffer.fill_(torch.nan)
     outputs = llm.generate([[1, 2, 3], [4, 5, 6, 7, 8]], params)
     assert [out.outputs[0].token_ids for out in outputs] == expected
     assert all(out.outputs[0].error is None for out in outputs)

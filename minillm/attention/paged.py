@@ -21,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from minillm.attention.base import StepTensors
 from minillm.attention.torch_backend import causal_attention
 from minillm.cache.blocks import PoolProtocol
+from minillm.cache.store import BlockStore
 from minillm.model.config import ModelConfig
 
 # What is gathered at once: little enough on a CPU to be still in its cache when attention reads it.
@@ -49,41 +50,28 @@ class _Group(NamedTuple):
 _Item = tuple[int, int, int, slice | Tensor]
 
 
-def block_buffer(config: ModelConfig, num_blocks: int, block_size: int, *, dtype: torch.dtype,
-                 device: torch.device | str) -> Tensor:
-    """Room for keys and values, ``[num_layers, num_blocks, block_size, 2, num_kv_heads, head_dim]``, unwritten.
-
-    Raises:
-        ValueError: memory cannot hold so many blocks.
-    """
-    shape = (config.num_layers, num_blocks, block_size, 2, config.num_kv_heads, config.head_dim)
-    try:
-        return torch.empty(shape, dtype=dtype, device=device)
-    except (RuntimeError, TypeError) as error:  # too many bytes; a size that is no 64-bit number
-        raise ValueError(f"a KV cache of {num_blocks} blocks of {block_size} tokens does not fit into memory: lower "
-                         f"num_kv_blocks or kv_cache_memory_bytes ({error})") from error
-
-
 class PagedAttention:
     """An :class:`~minillm.attention.base.AttentionBackend` over the blocks of ``pool``, which a scheduler hands out.
 
     It needs ``StepTensors.block_tables`` and knows no sequence: who gives a block back has freed what was in it.
 
     Args:
-        dtype, device: of keys and values; ``num_bytes`` says how much they take.
+        dtype, device: of keys and values.
+        store: where they are kept, :class:`~minillm.cache.store.BlockStore` or a kind of it.
     Raises:
         ValueError: memory cannot hold so many blocks, or another backend writes them, or has written some.
     """
 
-    def __init__(self, config: ModelConfig, pool: PoolProtocol, *, dtype: torch.dtype, device: torch.device | str):
+    def __init__(self, config: ModelConfig, pool: PoolProtocol, *, dtype: torch.dtype, device: torch.device | str,
+                 store: type[BlockStore] = BlockStore):
         used = pool.num_available < pool.num_blocks or getattr(pool, "num_cached", 0)
         if used or any(other.pool is pool for other in _LIVING):
             raise ValueError("this pool has blocks that another backend has written, or will: make a new BlockPool")
         self.pool, self.windows = pool, config.windows
-        self.buffer = block_buffer(config, pool.num_blocks, pool.block_size, dtype=dtype, device=device)
+        self.store = store(config, pool.num_blocks, pool.block_size, dtype=dtype, device=device)
         _LIVING.add(self)
-        self._gathered = self.buffer.new_empty(0)
-        self._layers = [(layer.flatten(0, 1), layer) for layer in self.buffer]  # by slot, by block
+        self._gathered = self.store.scratch(0)
+        self._most = GATHER_BYTES.get(torch.device(device).type, GATHER_BYTES["cpu"]) // self.store.scratch(1).nbytes
         self._step: StepTensors | None = None
 
     @property
@@ -94,13 +82,13 @@ class PagedAttention:
     @property
     def num_bytes(self) -> int:
         """Bytes of all blocks, free ones included."""
-        return self.buffer.nbytes
+        return self.store.num_bytes
 
     def write(self, layer: int, key: Tensor, value: Tensor, step: StepTensors) -> None:
         """Store the step's keys and values, ``[T, num_kv_heads, head_dim]``, in the slots of their tokens."""
         if step is not self._step:
             self._layout, self._step = self._laid_out(step), step
-        self._layers[layer][0].index_copy_(0, self._layout[0], torch.stack((key, value), 1))
+        self.store.write(layer, self._layout[0], key, value)
 
     def attend(self, layer: int, query: Tensor, step: StepTensors) -> Tensor:
         """``query`` ``[T, num_heads, head_dim]`` to the attention output, the same shape and dtype."""
@@ -117,15 +105,14 @@ class PagedAttention:
         return out
 
     def _alone(self, layer: int, query: Tensor, item: _Item, window: int | None) -> Tensor:
-        by_slot, by_block = self._layers[layer]
         _, _, num_keys, where = item
-        cached = by_slot[where] if isinstance(where, slice) else by_block[where].flatten(0, 1)[:num_keys]
+        cached = self.store.read(layer, where)[:num_keys]
         keys, values = cached.permute(1, 2, 0, 3).unbind()  # [KV heads, keys, dim]
         return causal_attention(query, keys, values, window)
 
     def _together(self, layer: int, query: Tensor, group: _Group, window: int | None) -> Tensor:
         """One query of each of B sequences, ``[B, num_heads, head_dim]``, over its own keys."""
-        torch.index_select(self._layers[layer][1], 0, group.blocks, out=group.gathered)
+        self.store.gather(layer, group.blocks, group.gathered)
         grouped = query.unflatten(1, (group.keys.shape[1], -1))  # [B, KV heads, group, dim]
         return scaled_dot_product_attention(grouped, group.keys, group.values,
                                             attn_mask=group.seen[window]).flatten(1, 2)
@@ -149,25 +136,23 @@ class PagedAttention:
                 begun.append(table[num_keys // size])  # its first slot is written now, and not its last
             (single if last - first == 1 else alone).append(index)
         slots, begun = (torch.tensor(ids, dtype=torch.int64, device=device) for ids in (slots, begun))
-        if len(begun):  # what a former owner left there may be no numbers, and 0 x NaN is NaN
-            self.buffer.index_fill_(1, begun, 0)
+        if len(begun):
+            self.store.begin(begun)
         packed = self._packed(step, single)
         alone += [indices[0] for indices in packed if len(indices) == 1]  # nothing to pad, and perhaps to gather
         several = [indices for indices in packed if len(indices) > 1]
         # One buffer for what is gathered, in all layers: a new one each time is slow to come by.
         sizes = [len(indices) * self._num_blocks(step.context_lengths[indices[-1]]) for indices in several]
         if (needed := max(sizes, default=0)) > len(self._gathered):
-            self._gathered = self.buffer.new_empty(needed, *self.buffer.shape[2:])
+            self._gathered = self.store.scratch(needed)
         return (slots, [self._group_of(step, indices, device) for indices in several],
                 [self._item_of(step, index, device) for index in alone])
 
     def _packed(self, step: StepTensors, single: Sequence[int]) -> list[list[int]]:
         """``single`` by length, so that little is padded, in groups of which each fits :data:`GATHER_BYTES`."""
-        limit = GATHER_BYTES.get(self.buffer.device.type, GATHER_BYTES["cpu"])
-        most = limit * self.pool.num_blocks * len(self._layers) // self.buffer.nbytes
         packed: list[list[int]] = []
         for index in sorted(single, key=lambda index: step.context_lengths[index]):
-            if packed and (len(packed[-1]) + 1) * self._num_blocks(step.context_lengths[index]) <= most:
+            if packed and (len(packed[-1]) + 1) * self._num_blocks(step.context_lengths[index]) <= self._most:
                 packed[-1].append(index)
             else:
                 packed.append([index])

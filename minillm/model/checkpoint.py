@@ -18,6 +18,7 @@ from minillm.errors import ModelError
 from minillm.model.config import ModelConfig, read_json
 from minillm.model.gguf_file import read_gguf
 from minillm.model.hub import no_safetensors
+from minillm.model.quantize import QuantizedTensor, pack
 
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 # Ends of the names of tensors that follow from the config, and are no weights: old checkpoints carry the rotary
@@ -53,6 +54,9 @@ class Checkpoint(Protocol):
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor ``name`` of the file, in its layout in Hugging Face checkpoints, on the CPU."""
+
+    def read_blocks(self, name: str) -> QuantizedTensor | None:
+        """The same as the file holds it, if that is 4 bit in groups and a router's choice does not hang on it."""
 
 
 def open_checkpoint(path: Path, config: ModelConfig) -> Checkpoint:
@@ -103,6 +107,10 @@ class HFCheckpoint(Checkpoint):
         """See :class:`Checkpoint`; mapped from disk, not copied."""
         return self.files[name].get_tensor(name)
 
+    def read_blocks(self, name: str) -> QuantizedTensor | None:
+        """See :class:`Checkpoint`."""
+        return None
+
 
 def _find_files(folder: Path) -> list[Path]:
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
@@ -137,7 +145,16 @@ class GGUFCheckpoint(Checkpoint):
 
     def read(self, name: str) -> torch.Tensor:
         """See :class:`Checkpoint`."""
-        tensor = torch.from_numpy(self.file.dequantize(name))
+        return self._in_order(name, torch.from_numpy(self.file.dequantize(name)))
+
+    def read_blocks(self, name: str) -> QuantizedTensor | None:
+        """See :class:`Checkpoint`; blocks of 32, with scales and middles rounded to bfloat16."""
+        if len(self.shapes[name]) != 2 or ".ffn_gate_inp." in name or (blocks := self.file.q4_blocks(name)) is None:
+            return None
+        codes, scales, middles = (self._in_order(name, torch.from_numpy(part)) for part in blocks)
+        return QuantizedTensor(pack(codes), scales.bfloat16(), middles.bfloat16(), 32, codes.shape[1])
+
+    def _in_order(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         heads = self.heads.get(name.split(".")[-2])
         return tensor if heads is None else split_rotary_pairs(tensor, heads)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from minillm.attention.base import AttentionBackend, StepTensors
 from minillm.model.config import ModelConfig
 from minillm.model.experts import Experts
 from minillm.model.layers import MLP, Attention, RMSNorm, WeightReader
+from minillm.model.quantize import QuantizedTensor, Scheme
+from minillm.model.quantized import UnpackedLinear
 from minillm.model.rope import RotaryEmbedding
 
 
@@ -53,27 +56,35 @@ class Decoder:
         self.layers = [DecoderLayer(layer, config, reader) for layer in range(config.num_layers)]
         self.norm = RMSNorm(reader.vector("norm.weight", config.hidden_size), config.rms_norm_eps)
         if config.tie_word_embeddings:
-            self.head = reader.make([table])
+            self.head = reader.make([table], role="head")
         else:
-            self.head = reader.linear(["lm_head"], [config.vocab_size], config.hidden_size)
-        self.embedding = self._embedding_table(table)
-        shared = self.head.kernel == "dense" and self.head.weight is self.embedding
-        self.num_bytes = reader.num_bytes + (0 if shared else self.embedding.nbytes)
+            self.head = reader.linear(["lm_head"], [config.vocab_size], config.hidden_size, role="head")
+        self.num_bytes = reader.num_bytes
+        if config.tie_word_embeddings and isinstance(self.head, UnpackedLinear):
+            self.embed = self.head.rows  # quantized once, for both
+        else:
+            self.embedding = self._embedding_table(table)
+            self.embed = partial(embedding, weight=self.embedding)
+            if not (self.head.kernel == "dense" and self.head.weight is self.embedding):
+                self.num_bytes += self.embedding.nbytes
         self.bytes_read_per_step = reader.bytes_read
         reader.finish()
 
     @classmethod
-    def from_weights(cls, config: ModelConfig, weights: Mapping[str, Tensor], *, dtype: str = "float32",
-                     device: str | torch.device = "cpu") -> Decoder:
+    def from_weights(cls, config: ModelConfig, weights: Mapping[str, Tensor | QuantizedTensor], *,
+                     dtype: str = "float32", device: str | torch.device = "cpu",
+                     quantization: Scheme | None = None) -> Decoder:
         """The decoder of ``config`` with ``weights`` under their canonical names; a ``dict`` is emptied on the way.
 
-        ``dtype``: ``"auto"``, ``"float32"``, ``"float64"``, ``"bfloat16"`` or ``"float16"``, as in ``EngineConfig``.
+        ``dtype``: ``"auto"``, ``"float32"``, ``"float64"``, ``"bfloat16"`` or ``"float16"``, as in ``EngineConfig``;
+        ``quantization``: how linear layers are quantized, None: not.
 
         Raises:
             ModelError: naming a weight that is missing, left over or of the wrong shape, or an unknown RoPE type.
         """
         with torch.inference_mode():
-            return cls(config, WeightReader(weights, dtype=dtype, device=torch.device(device)))
+            reader = WeightReader(weights, dtype=dtype, device=torch.device(device), quantization=quantization)
+            return cls(config, reader)
 
     def _embedding_table(self, table: Tensor) -> Tensor:
         """``table`` in the type of its activations, or in float16 beside a tied head that keeps float16; the head's
@@ -86,7 +97,7 @@ class Decoder:
     @torch.inference_mode()
     def hidden(self, step: StepTensors, attention: AttentionBackend) -> Tensor:
         """The last hidden state of each row, after the final norm: ``[T, hidden]``."""
-        hidden = embedding(step.token_ids, self.embedding).to(self.dtype)
+        hidden = self.embed(step.token_ids).to(self.dtype)
         rotation = self.rope(step, self.dtype)
         for layer in self.layers:
             hidden = layer(hidden, rotation, step, attention)

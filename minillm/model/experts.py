@@ -20,7 +20,7 @@ class Experts:
         prefix, count = f"layers.{layer}.mlp", config.num_experts
         inner, size = config.moe_intermediate_size, config.hidden_size
         self.top_k, self.normalize = config.num_experts_per_token, config.norm_topk_prob
-        self.router = reader.linear([f"{prefix}.router"], [count], size)
+        self.router = reader.linear([f"{prefix}.router"], [count], size, role="router")
         gate = reader.take(f"{prefix}.experts.gate_proj", count, inner, size)
         up = reader.take(f"{prefix}.experts.up_proj", count, inner, size)
         down = reader.take(f"{prefix}.experts.down_proj", count, size, inner)

@@ -19,6 +19,7 @@ import numpy as np
 from minillm.errors import ModelError
 
 STRING, ARRAY = 8, 9
+Q4_0, Q4_1 = 2, 3  # types of tensors (ggml.h) that are read without the gguf package
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 
@@ -52,17 +53,40 @@ class GGUFFile:
         tensor = self.tensors[name]
         try:
             kind = GGMLQuantizationType(tensor.type)
-            stored_shape = quants.quant_shape_to_byte_shape(tensor.shape, kind)
-            start = self.data_start + tensor.offset
-            if start + math.prod(stored_shape) > self.path.stat().st_size:
-                raise ModelError(f"{self.path} ends within tensor {name!r}: the file is cut short; fetch it again")
-            rows = np.memmap(self.path, np.uint8, "r", start, stored_shape)
+            rows = self._rows(name, quants.quant_shape_to_byte_shape(tensor.shape, kind))
             return np.require(quants.dequantize(rows, kind), np.float32, ["C", "W"]).reshape(tensor.shape)
         except (ValueError, KeyError, IndexError, NotImplementedError) as error:
             raise ModelError(
                 f"{self.path}: tensor {name!r} has type {tensor.type}, which the gguf package cannot dequantize "
                 f"({error}); use a file of another quantization, or a newer gguf package"
             ) from error
+
+    def q4_blocks(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """Tensor ``name``, ``[out, in]``, as it is stored in blocks of 32: codes uint8 ``[out, in]``, scales and
+        middles float32 ``[out, in / 32]``, where weight = (code - 8) * scale + middle. None for other types than Q4_0
+        and Q4_1.
+
+        Raises:
+            ModelError: the file ends too early.
+        """
+        tensor = self.tensors[name]
+        if tensor.type not in (Q4_0, Q4_1) or tensor.shape[-1] % 32:
+            return None
+        num_halves = 1 if tensor.type == Q4_0 else 2  # float16 in front of a block's codes: scale; scale and smallest
+        rows = self._rows(name, (tensor.shape[0], tensor.shape[1] // 32 * (2 * num_halves + 16)))
+        blocks = rows.reshape(tensor.shape[0], -1, 2 * num_halves + 16)
+        numbers = np.ascontiguousarray(blocks[..., :2 * num_halves]).view(np.float16).astype(np.float32)
+        pairs = blocks[..., 2 * num_halves:]  # the low halves are a block's first 16 codes
+        codes = np.concatenate((pairs & 15, pairs >> 4), -1).reshape(tensor.shape)
+        scales = numbers[..., 0]
+        return codes, scales, 8 * scales + numbers[..., 1] if num_halves == 2 else np.zeros_like(scales)
+
+    def _rows(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """The bytes of a tensor, mapped from the file."""
+        start = self.data_start + self.tensors[name].offset
+        if start + math.prod(shape) > self.path.stat().st_size:
+            raise ModelError(f"{self.path} ends within tensor {name!r}: the file is cut short; fetch it again")
+        return np.memmap(self.path, np.uint8, "r", start, shape)
 
 
 def read_gguf(path: str | Path) -> GGUFFile:

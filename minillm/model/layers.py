@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,20 +14,27 @@ from minillm.attention.base import AttentionBackend, StepTensors
 from minillm.errors import ModelError
 from minillm.model.config import ModelConfig
 from minillm.model.linear import Linear, activation_dtype, make_linear
+from minillm.model.quantize import QuantizedTensor, Scheme, quantize
+from minillm.model.quantized import make_quantized_linear
 from minillm.model.rope import rotate
+
+Role = Literal["layer", "head", "router"]
 
 
 class WeightReader:
     """Hands out weights by name, once each, with their shapes checked; linear layers in the kernel of the device.
 
-    Weights leave the mapping when they are taken (if it is a ``dict``), so that a model is never held twice.
+    Weights leave the mapping when they are taken (if it is a ``dict``), so that a model is never held twice. Those of
+    linear layers are quantized by ``quantization``, but for routers, whose choice is not to change; some may come
+    quantized.
     ``num_bytes`` and ``bytes_read`` add up what norms and linear layers hold, and what a step of one token reads of it.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor], *, dtype: str, device: torch.device):
+    def __init__(self, weights: Mapping[str, Tensor | QuantizedTensor], *, dtype: str, device: torch.device,
+                 quantization: Scheme | None = None):
         self.weights = weights if isinstance(weights, dict) else dict(weights)
-        self.dtype, self.device = dtype, device
-        self.activations = activation_dtype(dtype, device)
+        self.dtype, self.device, self.quantization = dtype, device, quantization
+        self.activations = activation_dtype(dtype, device, quantized=quantization is not None)
         self.num_bytes = self.bytes_read = 0
 
     def take(self, name: str, *shape: int) -> Tensor:
@@ -48,19 +56,32 @@ class WeightReader:
         self.num_bytes, self.bytes_read = self.num_bytes + vector.nbytes, self.bytes_read + vector.nbytes
         return vector
 
-    def linear(self, names: list[str], sizes: list[int], num_inputs: int, *, bias: bool = False) -> Linear:
+    def linear(self, names: list[str], sizes: list[int], num_inputs: int, *, bias: bool = False,
+               role: Role = "layer") -> Linear:
         """One linear layer that computes those of ``names`` (with ``sizes`` outputs each) behind one another."""
         named = list(zip(names, sizes, strict=True))
         weights = [self.take(f"{name}.weight", size, num_inputs) for name, size in named]
-        return self.make(weights, [self.take(f"{name}.bias", size) for name, size in named] if bias else [])
+        biases = [self.take(f"{name}.bias", size) for name, size in named] if bias else []
+        try:
+            return self.make(weights, biases, role=role)
+        except ValueError as error:
+            raise ModelError(f"{', '.join(names)}: {error}") from None
 
-    def make(self, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), *, is_read: bool = True) -> Linear:
+    def make(self, weights: Sequence[Tensor | QuantizedTensor], biases: Sequence[Tensor] = (), *, is_read: bool = True,
+             role: Role = "layer") -> Linear:
         """One linear layer that computes those of ``weights``, each ``[out, in]``, behind one another.
 
         ``is_read``: whether a step of one token reads it, as it does all layers but most experts.
         """
-        terms = _join(biases) if biases else None
-        layer = make_linear(_join(weights), terms, dtype=self.dtype, device=self.device)
+        terms, scheme = _join(biases) if biases else None, self.quantization
+        if scheme is None or role == "router":
+            dtype = self.dtype if scheme is None else str(self.activations).removeprefix("torch.")
+            layer = make_linear(_join(weights), terms, dtype=dtype, device=self.device)
+        else:
+            scheme = scheme.of_head if role == "head" else scheme
+            parts = [part if isinstance(part, QuantizedTensor) else quantize(part, scheme) for part in weights]
+            layer = make_quantized_linear(QuantizedTensor.join(parts), terms, dtype=self.activations,
+                                          device=self.device)
         self.num_bytes += layer.num_bytes
         self.bytes_read += layer.bytes_read if is_read else 0
         return layer

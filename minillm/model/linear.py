@@ -135,16 +135,16 @@ def make_linear(weight: Tensor, bias: Tensor | None = None, *, dtype: str, devic
     return _KERNELS[kernel](moved, None if bias is None else bias.to(device=device, dtype=target))
 
 
-def activation_dtype(dtype: str, device: torch.device) -> torch.dtype:
+def activation_dtype(dtype: str, device: torch.device, *, quantized: bool = False) -> torch.dtype:
     """The dtype of activations, and of weights unless the kernel narrows them, under the option ``dtype``.
 
     ``"auto"`` is bfloat16 on CUDA where the hardware (not an emulation) has it, float16 on older CUDA devices, and
-    float32 elsewhere.
+    float32 elsewhere; on a CPU bfloat16 beside ``quantized`` weights, whose kernels take nothing else.
     """
     if dtype != "auto":
         return _DTYPES[dtype]
     if device.type != "cuda":
-        return torch.float32
+        return torch.bfloat16 if quantized and device.type == "cpu" else torch.float32
     return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
 
 

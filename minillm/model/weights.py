@@ -19,6 +19,7 @@ from minillm.model.converted import keep_converted, load_converted
 from minillm.model.decoder import Decoder
 from minillm.model.layers import WeightReader
 from minillm.model.linear import DenseLinear, Linear
+from minillm.model.quantize import QuantizedTensor
 
 HEAD, FETCH_AGAIN = "lm_head.weight", "fetch the model again"
 HINTS = {HEAD: "its config says tie_word_embeddings = false; if the head is tied to the embedding, set it to true"}
@@ -49,12 +50,14 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return recorder.shapes
 
 
-def load_weights(path: str | Path, config: ModelConfig) -> dict[str, torch.Tensor]:
+def load_weights(path: str | Path, config: ModelConfig, *,
+                 keep_blocks: bool = False) -> dict[str, torch.Tensor | QuantizedTensor]:
     """The tensors of :func:`expected_tensors`, on the CPU, in the file's precision (GGUF: dequantized to float32).
 
     A tied head is not in the result, even where the file holds one: the decoder uses ``embed_tokens.weight``. A
     progress bar appears on a terminal when it takes over a second. Dequantized weights are kept for the next load
-    (see :mod:`minillm.model.converted`).
+    (see :mod:`minillm.model.converted`). With ``keep_blocks``, matrices of layers that a GGUF file holds in 4 bit stay
+    as they are.
 
     Raises:
         ModelError: a missing or extra tensor, a missing shard, a wrong shape or a damaged file, by name, before any
@@ -62,14 +65,14 @@ def load_weights(path: str | Path, config: ModelConfig) -> dict[str, torch.Tenso
     """
     path, expected = Path(path), expected_tensors(config)
     is_gguf = not path.is_dir()
-    if is_gguf and (kept := load_converted(path, expected)) is not None:
+    if is_gguf and not keep_blocks and (kept := load_converted(path, expected)) is not None:
         return kept
     checkpoint = open_checkpoint(path, config)
     places = _locate_all(checkpoint, expected, str(path))
     title = "Converting weights, once" if is_gguf else "Loading weights"
     bar = tqdm(places.items(), desc=title, unit="tensor", delay=1.0, leave=False, disable=None)
-    weights = {name: _read(checkpoint, place) for name, place in bar}
-    if is_gguf:
+    weights = {name: _read(checkpoint, place, keep_blocks and name.startswith("layers.")) for name, place in bar}
+    if is_gguf and not keep_blocks:
         keep_converted(path, weights)
     return weights
 
@@ -98,7 +101,9 @@ def _locate_all(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]],
     return places
 
 
-def _read(checkpoint: Checkpoint, place: Location) -> torch.Tensor:
+def _read(checkpoint: Checkpoint, place: Location, keep_blocks: bool) -> torch.Tensor | QuantizedTensor:
+    if keep_blocks and (blocks := checkpoint.read_blocks(place.names[0])) is not None:
+        return blocks
     tensors = [checkpoint.read(name) for name in place.names]
     if place.stack:
         return torch.stack(tensors)

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -207,9 +208,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``minillm bench``."""
     from minillm.measure.bench import serving
 
-    parser.add_argument("what", nargs="?", choices=("compare", "serving", "record"), default="compare",
+    parser.add_argument("what", nargs="?", choices=("compare", "serving", "quality", "record"),
+                        default="compare",
                         help="compare one request with transformers (default), serving: many requests beside other "
-                             "engines, record: the course's measurements")
+                             "engines, quality: what fewer bits change, record: the course's measurements")
     parser.add_argument("--model", default="smollm2-135m", help="name, Hugging Face id or folder, or .gguf file")
     parser.add_argument("--rounds", type=int, default=5, help="samples of each engine (default: %(default)s)")
     parser.add_argument("--prompt-tokens", type=int, default=128, metavar="N",
@@ -237,10 +239,8 @@ def main(args: argparse.Namespace) -> int:
         from minillm.course.commands import record_all
 
         return record_all(args)
-    if args.what == "serving":
-        from minillm.measure.bench import serving
-
-        return serving.main(args)
+    if args.what in ("serving", "quality"):
+        return import_module(f"minillm.measure.bench.{args.what}").main(args)
     engines = [name.strip() for name in args.engines.split(",") if name.strip()]
     name = args.out.stem if args.out else f"compare-{datetime.now(UTC):%Y-%m-%d-%H%M%S}"
     try:

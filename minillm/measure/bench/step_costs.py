@@ -120,7 +120,7 @@ def decode_by_load(model: str, device: str, *, batches: Sequence[int] = (1, 2, 4
     config = decoder.config
     pool = BlockPool(most_tokens // BLOCK_SIZE + max(batches), BLOCK_SIZE, caching=False)
     attention = PagedAttention(config, pool, dtype=decoder.dtype, device=decoder.device)
-    attention.buffer.normal_()
+    attention.store.buffer.normal_()
     blocks = random.Random(0).sample(range(pool.num_blocks), pool.num_blocks)
     cases = []
     for context, batch in ((c, b) for c in contexts for b in batches if b * c <= most_tokens):
