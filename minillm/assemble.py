@@ -10,13 +10,15 @@ from minillm.attention.paged import PagedAttention
 from minillm.attention.torch_backend import ContiguousAttention
 from minillm.cache.blocks import BlockPool
 from minillm.cache.store import BlockStore, Int8BlockStore
-from minillm.config import EngineConfig
+from minillm.config import SPECULATION, EngineConfig
 from minillm.model.config import load_config
 from minillm.model.decoder import Decoder
 from minillm.model.device import free_bytes, resolve_device
 from minillm.model.quantize import SCHEMES, Scheme
 from minillm.model.weights import load_weights
 from minillm.schedule.scheduler import Scheduler, SchedulerProtocol
+from minillm.speculate.propose import Controller, NgramProposer, ProposerProtocol
+from minillm.speculate.speculation import Speculation
 
 # What a pool and a scheduler are made of: given together with a part that brings its own, such an option would be
 # ignored.
@@ -94,6 +96,27 @@ def num_blocks(config: EngineConfig, model: Decoder, max_model_len: int) -> int:
     device = model.device.type if hasattr(model.device, "type") else str(model.device).partition(":")[0]
     budget = int(free_bytes(model.device) * SHARE_OF_FREE.get(device, SHARE_OF_FREE["cpu"]))
     return max(one, min(config.max_num_seqs * one, budget // each))
+
+
+
+def speculation_of(config: EngineConfig, proposer: ProposerProtocol | None, scheduler: SchedulerProtocol,
+                   vocab_size: int) -> Speculation | None:
+    """Whom the engine asks for drafts; None where nobody is to be asked.
+
+    Raises:
+        ValueError: two proposers, or a scheduler that plans no drafts.
+    """
+    asked = config.speculative_config
+    if asked is None and proposer is None:
+        return None
+    options = {name: default for name, (default, _, _) in SPECULATION.items()} | dict(asked or {})
+    if proposer is not None and (own := {*(asked or {})} - {"num_speculative_tokens"}):
+        raise ValueError(f"speculative_config's {sorted(own)[0]} is what your own proposer brings: leave it out")
+    if not getattr(scheduler, "plans_drafts", False):
+        raise ValueError(f"speculation needs a scheduler that plans drafts, which {type(scheduler).__name__} does not")
+    if proposer is None:
+        proposer = NgramProposer(options["prompt_lookup_max"], options["prompt_lookup_min"])
+    return Speculation(proposer, Controller(options["num_speculative_tokens"]), vocab_size)
 
 
 def load_decoder(path: Path, *, dtype: str = "auto", device: str = "auto",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -13,11 +14,15 @@ DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
 
 # vLLM's option names that this version does not have yet: refused by name, never accepted and ignored.
 PLANNED_OPTIONS = (
-    "speculative_config", "proposer", "tensor_parallel_size",
+    "tensor_parallel_size",
 )
 
 _LEAST = {"max_model_len": 1, "max_num_seqs": 1, "max_num_batched_tokens": 1, "max_prefill_chunk": 1, "block_size": 1,
           "num_kv_blocks": 1, "kv_cache_memory_bytes": 1, "max_waiting": 0}
+
+
+# Each key's default, and the least and the most that it takes.
+SPECULATION = {"num_speculative_tokens": (4, 1, 32), "prompt_lookup_max": (4, 1, 64), "prompt_lookup_min": (2, 1, 64)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +57,11 @@ class EngineConfig:
             None: no limit).
         scheduling_policy: ``"fcfs"``, first come, first served (the default), or ``"priority"``: by the ``priority``
             given with a request, lower values first, equals in order of arrival.
+        speculative_config: how to guess tokens that one step then checks (default None: not); tokens are those of a run
+            without. ``"method"``: ``"ngram"``, what followed the last time that the newest tokens were seen.
+            ``"num_speculative_tokens"``: most drafts of a request in a step (default 4); the engine takes fewer, or
+            none, where it measures that they do not pay. ``"prompt_lookup_max"`` (4), ``"prompt_lookup_min"`` (2):
+            newest tokens to look for. With ``LLM(proposer=...)`` of your own, ``"method"`` is left out.
         seed: the seed from which requests without a seed of their own get theirs (default 0: runs repeat).
     Raises:
         ValueError: naming the option and what it accepts.
@@ -72,6 +82,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     max_waiting: int | None = None
     scheduling_policy: SchedulingPolicy = "fcfs"
+    speculative_config: Mapping[str, Any] | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -97,6 +108,7 @@ class EngineConfig:
                 raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
         if self.scheduling_policy not in get_args(SchedulingPolicy):
             raise ValueError(f"scheduling_policy must be 'fcfs' or 'priority', got {self.scheduling_policy!r}")
+        _check_speculation(self.speculative_config)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ValueError(f"seed must be a whole number, got {self.seed!r}")
 
@@ -110,3 +122,22 @@ class EngineConfig:
             if name not in known:
                 raise TypeError(f"unknown option {name!r}; known: {', '.join(known)}")
         return cls(**options)
+
+
+def _check_speculation(options: Mapping[str, Any] | None) -> None:
+    if options is None:
+        return
+    if not isinstance(options, Mapping):
+        raise ValueError(f"speculative_config must map names to values, got {options!r}")
+    if unknown := sorted(map(str, {*options} - {"method", *SPECULATION})):
+        raise ValueError(f"speculative_config has no {unknown[0]!r}; known: method, {', '.join(SPECULATION)}")
+    if options.get("method", "ngram") != "ngram":
+        raise ValueError(f"speculative_config's method must be 'ngram', got {options['method']!r}")
+    for name, (default, least, most) in SPECULATION.items():
+        value = options.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ValueError(f"speculative_config's {name} must be a whole number from {least} to {most}, "
+                             f"got {value!r}")
+    shortest, longest = (options.get(name, SPECULATION[name][0]) for name in ("prompt_lookup_min", "prompt_lookup_max"))
+    if shortest > longest:
+        raise ValueError(f"prompt_lookup_min ({shortest}) must not be above prompt_lookup_max ({longest})")

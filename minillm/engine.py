@@ -23,8 +23,9 @@ from minillm.prompts import Job
 from minillm.request import FinishReason, Request, StreamPiece
 from minillm.runner import Runner
 from minillm.sample import SampledToken, usable_tokens
-from minillm.schedule.plan import StepPlan
+from minillm.schedule.plan import ScheduledRequest, StepPlan
 from minillm.schedule.scheduler import SchedulerProtocol
+from minillm.speculate.speculation import Speculation
 from minillm.submission import Choice, Submission
 from minillm.text.tokenizer import Tokenizer
 from minillm.turns import Turns
@@ -37,9 +38,9 @@ class Engine:
     """Runs requests over one model, within ``limits``."""
 
     def __init__(self, runner: Runner, scheduler: SchedulerProtocol, tokenizer: Tokenizer, config: EngineConfig,
-                 limits: Limits):
+                 limits: Limits, speculation: Speculation | None = None):
         self.runner, self.scheduler, self.tokenizer, self.config = runner, scheduler, tokenizer, config
-        self.limits = limits
+        self.limits, self.speculation = limits, speculation
         self.turns = Turns(self._cancel)
         self.traces: list[Trace] = []
         self._stats = EngineStats(num_finished=Counter(dict.fromkeys(get_args(FinishReason), 0)))
@@ -139,13 +140,16 @@ class Engine:
     def _step(self) -> bool:
         plan, computing = None, False
         try:
+            if self.speculation is not None:
+                self.speculation.propose(self.scheduler.running)
             plan = self.scheduler.schedule()
             if not plan.scheduled:
                 if self._in_flight:
                     raise RuntimeError("the scheduler planned nothing although requests wait or run")
                 return False
             start_s, computing = time.perf_counter(), True
-            sampled = usable_tokens(self.runner.run(plan), len(plan.sampling), self.limits.vocab_size)
+            num_rows = sum(1 + len(item.draft_token_ids) for item in plan.sampling)
+            sampled = usable_tokens(self.runner.run(plan), num_rows, self.limits.vocab_size)
             computing = False
             self._commit(plan, sampled, start_s, time.perf_counter())
             return True
@@ -186,13 +190,22 @@ class Engine:
         return True
 
     def _commit(self, plan: StepPlan, sampled: Sequence[SampledToken], start_s: float, end_s: float) -> None:
-        for item, token in zip(plan.sampling, sampled, strict=True):
-            if token.error:
-                self.scheduler.finish(item.request, "error", error=token.error)
+        """Commit a step; one whose drafts were right is committed as the steps of one token that it stands for."""
+        tokens = [[token] for token in sampled] if self.speculation is None else \
+            self.speculation.accept(plan, sampled, end_s - start_s)
         self._count(plan, start_s, end_s)
-        self.scheduler.commit(plan, [token.token_id for token in sampled])
-        for item, token in zip(plan.sampling, sampled, strict=True):
-            self._deliver(item.request, None if token.error else token, end_s)
+        while plan.scheduled:
+            now = list(zip(plan.sampling, tokens, strict=True))
+            for item, (token, *_) in now:
+                if token.error:
+                    self.scheduler.finish(item.request, "error", error=token.error)
+            self._stats.num_output_tokens += sum(not item.request.is_finished for item, _ in now)
+            self.scheduler.commit(plan, [token.token_id for _, (token, *_) in now])
+            for item, (token, *_) in now:
+                self._deliver(item.request, None if token.error else token, end_s)
+            more = [(ScheduledRequest(item.request, item.end, 1), later) for item, (_, *later) in now
+                    if later and not item.request.is_finished]
+            plan, tokens = StepPlan(tuple(item for item, _ in more)), [later for _, later in more]
 
     def _count(self, plan: StepPlan, start_s: float, end_s: float) -> None:
         self._stats.num_steps += 1
@@ -201,7 +214,6 @@ class Engine:
             if item.samples and not request.num_output_tokens:  # all of the prompt is read
                 self._stats.num_prompt_tokens += len(request.prompt_token_ids)
                 self._stats.num_cached_tokens += request.num_cached_tokens
-            self._stats.num_output_tokens += item.samples and not request.is_finished
             if item.start == request.num_cached_tokens and not request.num_preemptions:
                 if request.admitted_s is None:  # not every scheduler says
                     request.admitted_s = start_s
@@ -241,6 +253,8 @@ class Engine:
             del self._in_flight[request]
             self._stats.num_finished[request.finish_reason] += 1
             self.runner.attention.free(request)
+            if self.speculation is not None:
+                self.speculation.proposer.free(request)
 
     def score(self, token_ids: list[int]) -> list[float]:
         """See :meth:`Runner.score`; between steps, so that it may be called from any thread."""

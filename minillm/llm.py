@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from minillm.assemble import assemble, load_decoder
+from minillm.assemble import assemble, load_decoder, speculation_of
 from minillm.attention.base import AttentionBackend
 from minillm.config import EngineConfig
 from minillm.engine import Engine
@@ -25,6 +25,7 @@ from minillm.request import RequestOutput, SamplingParams, ScoreOutput, StreamPi
 from minillm.runner import Runner
 from minillm.sample import Sampler, SamplerProtocol
 from minillm.schedule.scheduler import SchedulerProtocol
+from minillm.speculate.propose import ProposerProtocol
 from minillm.submission import Submission
 from minillm.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -40,8 +41,8 @@ class LLM:
         model: ``"smollm2-135m"``, a Hugging Face folder or hub id, a ``.gguf`` file (fetched when missing), or a
             :class:`~minillm.model.decoder.Decoder` together with ``tokenizer``.
         tokenizer: in place of the model's own: ``load_tokenizer(path)``, or ``llm.tokenizer.with_encoder(...)``.
-        sampler, scheduler, attention_backend: your own part in place of minillm's, any object that meets
-            ``SamplerProtocol``, ``SchedulerProtocol`` or ``AttentionBackend``.
+        sampler, scheduler, attention_backend, proposer: your own part in place of minillm's, any object that meets
+            ``SamplerProtocol``, ``SchedulerProtocol``, ``AttentionBackend`` or ``ProposerProtocol``.
         options: see :class:`~minillm.config.EngineConfig`.
     Raises:
         ModelError, DownloadError: the model's files are unusable or cannot be fetched.
@@ -50,11 +51,13 @@ class LLM:
 
     def __init__(self, model: str | Path | Decoder = DEFAULT_MODEL, *, tokenizer: Tokenizer | None = None,
                  sampler: SamplerProtocol | None = None, scheduler: SchedulerProtocol | None = None,
-                 attention_backend: AttentionBackend | None = None, **options: Any):
+                 attention_backend: AttentionBackend | None = None, proposer: ProposerProtocol | None = None,
+                 **options: Any):
         self.config = EngineConfig.from_options(options)
         for name, part, protocol in (
                 ("tokenizer", tokenizer, Tokenizer), ("attention_backend", attention_backend, AttentionBackend),
-                ("sampler", sampler, SamplerProtocol), ("scheduler", scheduler, SchedulerProtocol)):
+                ("sampler", sampler, SamplerProtocol), ("scheduler", scheduler, SchedulerProtocol),
+                ("proposer", proposer, ProposerProtocol)):
             if part is not None:
                 check_part(name, part, protocol)
         if isinstance(model, (str, Path)):
@@ -79,7 +82,8 @@ class LLM:
         limits = Limits(max_model_len, vocab_size, bos, getattr(scheduler, "why_never", lambda num_tokens: ""),
                         getattr(scheduler, "policy", None) != "fcfs")
         runner = Runner(model, self.attention, Sampler(vocab_size) if sampler is None else sampler)
-        self.engine = Engine(runner, scheduler, tokenizer, self.config, limits)
+        speculation = speculation_of(self.config, proposer, scheduler, vocab_size)
+        self.engine = Engine(runner, scheduler, tokenizer, self.config, limits, speculation)
         self.prompts = Prompts(tokenizer, limits)
 
     def _check_loaded(self, model: Decoder) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from minillm.attention.base import AttentionBackend, StepTensors
@@ -20,8 +22,10 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> list[SampledToken]:
-        """One forward pass over the flat batch; a sampled token for each item of ``plan.sampling``, in order."""
-        rows = [row_of(item.request) for item in plan.sampling]
+        """One forward pass over the flat batch; for each item of ``plan.sampling``, in order, a token sampled after its
+        last known one and after each of its drafts."""
+        rows = [row_of(item.request, item.draft_token_ids[:count]) for item in plan.sampling
+                for count in range(1 + len(item.draft_token_ids))]
         logits = self.model.forward(self.tensors_of(plan), self.attention)
         return self.sampler(logits, rows) if rows else []
 
@@ -30,7 +34,7 @@ class Runner:
         return StepTensors.of(
             [item.token_ids for item in plan.scheduled], [item.start for item in plan.scheduled],
             [item.request for item in plan.scheduled], device=self.model.device,
-            logits_for=[item.samples for item in plan.scheduled],
+            logits_for=[item.samples and 1 + len(item.draft_token_ids) for item in plan.scheduled],
             block_tables=[item.request.table.blocks for item in plan.scheduled],
         )
 
@@ -53,10 +57,9 @@ class Runner:
         return logprobs
 
 
-def row_of(request: Request) -> SamplingRow:
-    """What the sampler needs to know to choose the request's next token."""
+def row_of(request: Request, draft_token_ids: Sequence[int] = ()) -> SamplingRow:
+    """What the sampler needs to know to choose the request's next token, or the one that follows after drafts."""
     eos = () if request.params.ignore_eos else request.eos_token_ids
-    return SamplingRow(
-        request.params, request.seed, request.index, request.num_output_tokens, request.prompt_token_ids,
-        request.output_token_ids, (*eos, *request.params.stop_token_ids),
-    )
+    output = [*request.output_token_ids, *draft_token_ids]
+    return SamplingRow(request.params, request.seed, request.index, len(output), request.prompt_token_ids, output,
+                       (*eos, *request.params.stop_token_ids))

@@ -41,20 +41,20 @@ class StepTensors:
     @classmethod
     def of(cls, token_ids: Sequence[Sequence[int]], starts: Sequence[int], sequences: Sequence[object],
            *, device: torch.device | str = "cpu", logits: str = "last",
-           logits_for: Sequence[bool] | None = None,
+           logits_for: Sequence[int] | None = None,
            block_tables: Sequence[Sequence[int]] = ()) -> StepTensors:
         """The step that computes ``token_ids[s]`` of each sequence from position ``starts[s]`` on.
 
-        ``logits`` is ``"last"`` (the last row of each sequence) or ``"all"`` (every row). ``logits_for`` narrows
-        ``"last"`` to the sequences marked True: a prompt read in part has no use for logits.
+        ``logits`` is ``"last"`` (the last row of each sequence) or ``"all"`` (every row). ``logits_for`` says how many
+        last rows of each instead: a prompt read in part has no use for logits, a token with drafts for several.
         """
         flat = [token for ids in token_ids for token in ids]
         positions = [start + offset for ids, start in zip(token_ids, starts, strict=True) for offset in range(len(ids))]
         query_starts = [0]
         for ids in token_ids:
             query_starts.append(query_starts[-1] + len(ids))
-        wanted = logits_for if logits_for is not None else [True] * len(token_ids)
-        last = [end - 1 for end, want in zip(query_starts[1:], wanted, strict=True) if want]
+        wanted = logits_for if logits_for is not None else [1] * len(token_ids)
+        last = [row for end, want in zip(query_starts[1:], wanted, strict=True) for row in range(end - want, end)]
         rows = list(range(len(flat))) if logits == "all" else last
         as_tensor = lambda values: torch.tensor(values, dtype=torch.int64, device=device)  # noqa: E731
         return cls(

@@ -15,12 +15,14 @@ class ScheduledRequest:
     """``num_tokens`` of ``request``'s known tokens, from position ``start``, are computed in this step.
 
     ``samples`` is True when the step reaches the last known token, so that its logits give the next one. It is fixed
-    when the plan is made: the request's counters move on, the plan does not.
+    when the plan is made: the request's counters move on, the plan does not. ``draft_token_ids`` are guesses behind
+    the last known token; they are computed too, and sampled after, and are not known until they prove right.
     """
 
     request: Request
     start: int
     num_tokens: int
+    draft_token_ids: tuple[int, ...] = ()
     samples: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -28,13 +30,13 @@ class ScheduledRequest:
 
     @property
     def end(self) -> int:
-        """Position after the last one computed; also the number of cached tokens once the step is done."""
+        """Position after the last known one computed; also the number of cached tokens once the step is done."""
         return self.start + self.num_tokens
 
     @property
     def token_ids(self) -> list[int]:
-        """The ids to compute."""
-        return self.request.token_ids[self.start:self.end]
+        """The ids to compute, drafts last."""
+        return [*self.request.token_ids[self.start:self.end], *self.draft_token_ids]
 
     @property
     def stage(self) -> str:
@@ -51,9 +53,9 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         """Tokens in the flat batch."""
-        return sum(item.num_tokens for item in self.scheduled)
+        return sum(item.num_tokens + len(item.draft_token_ids) for item in self.scheduled)
 
     @property
     def sampling(self) -> list[ScheduledRequest]:
-        """The items whose last row is sampled, in order."""
+        """The items whose last known token is sampled after, in order; and so are their drafts."""
         return [item for item in self.scheduled if item.samples]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from bisect import insort_left, insort_right
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol, get_args
 
 from minillm.cache.blocks import PoolProtocol
@@ -53,10 +54,10 @@ class SchedulerProtocol(Protocol):
 class Scheduler:
     """One order by arrival, or by (priority, arrival), one token budget a step, blocks from one pool.
 
-    A step is planned in two passes. First a token for every running request that is one behind, so that no prompt
-    holds up an answer; then a chunk of at most ``max_prefill_chunk`` for those further behind, so that no prompt takes
-    the whole budget from the others. Waiting requests are admitted in order while there is a place, some budget and
-    blocks for all they know, those still promised to running ones and a small ``watermark`` left aside.
+    A step is planned in passes. First a token for every running request that is one behind, so that no prompt holds up
+    an answer; then a chunk of at most ``max_prefill_chunk`` for those further behind, so that no prompt takes the whole
+    budget from the others. Waiting requests are admitted in order while there is a place, some budget and blocks for
+    all they know, those still promised to running ones and a small ``watermark`` left aside. Drafts get what is left.
 
     When a running request lacks a block, the *last* of the order is preempted. The first is never a victim, so the
     plan is not empty while a request waits or runs, provided that each prompt can run at all (:meth:`why_never`).
@@ -74,6 +75,8 @@ class Scheduler:
     Raises:
         ValueError: a budget that leaves no token for prompts, a size out of range, an unknown policy.
     """
+
+    plans_drafts = True  # what speculation asks of a scheduler
 
     def __init__(self, pool: PoolProtocol, *, max_num_seqs: int = 8, max_num_batched_tokens: int = 2048,
                  max_prefill_chunk: int = 512, chunked: bool = True, watermark: int | None = None,
@@ -130,6 +133,9 @@ class Scheduler:
                 self._plan_chunk(request)
         if not self._victims:
             self._admit()
+        for item in list(self._planned.values()):
+            if item.samples and item.request.draft_token_ids:
+                self._plan_drafts(item)
         return StepPlan(tuple(self._planned.values()))
 
     def _plan(self, request: Request, num_tokens: int) -> None:
@@ -146,6 +152,19 @@ class Scheduler:
             return  # whole, in a later step
         if self.pool.may_write(request.table, request.token_ids) and self._makes_room(request, size):
             self._plan(request, size)
+
+    def _plan_drafts(self, item: ScheduledRequest) -> None:
+        """Add to ``item`` as many drafts as budget, the request's limit and blocks that nobody holds have room for.
+
+        The last token sampled needs no room, but one place below the limit.
+        """
+        request = item.request
+        room = min(self._budget, request.max_total_tokens - request.num_known_tokens - 1)
+        drafts = request.draft_token_ids[:max(0, room)]
+        while drafts and not self.pool.allocate(request.table, item.end + len(drafts)):
+            drafts = drafts[:-1]
+        self._planned[request] = replace(item, draft_token_ids=tuple(drafts))
+        self._budget -= len(drafts)
 
     def _match(self, request: Request) -> None:
         """Take over what others have computed of ``request``'s tokens since it was looked at last."""

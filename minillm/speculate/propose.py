@@ -1,0 +1,120 @@
+"""Who guesses the next tokens, and how many guesses pay. Plain integers, no torch.
+
+    known tokens      ... t5 t6 | d1 d2 d3        one step computes t6 and the drafts, and samples after each of them
+    sampled after           t6->s1  d1->s2  d2->s3  d3->s4
+    kept              s1, and s2 if s1 is d1, and s3 if s2 is d2 ...: what would have been sampled without drafts
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from typing import Protocol
+
+from minillm.request import Request
+
+
+class ProposerProtocol(Protocol):
+    """What ``LLM(proposer=...)`` accepts."""
+
+    def propose(self, requests: Sequence[Request], num_tokens: int) -> Sequence[Sequence[int]]:
+        """For each request at most ``num_tokens`` ids that may follow its ``token_ids``; none where it has no guess."""
+
+    def free(self, request: Request) -> None:
+        """Forget a request; an unknown one is no error."""
+
+
+class NgramProposer:
+    """Prompt lookup: what followed the last time that the newest tokens were seen, in prompt or output.
+
+    Tried with the ``longest`` newest tokens first, with ``shortest`` last. Text that repeats itself is continued round
+    and round. Costs no forward pass and finds nothing in text that is all new.
+    (Yang et al. 2023, "Inference with Reference", arXiv:2304.04487; Saxena 2023, "Prompt Lookup Decoding".)
+
+    Raises:
+        ValueError: not 1 <= shortest <= longest.
+    """
+
+    def __init__(self, longest: int = 4, shortest: int = 2):
+        if not 1 <= shortest <= longest:
+            raise ValueError(f"n-grams of 1 or more tokens, shortest up to longest, got {shortest} to {longest}")
+        self.longest, self.shortest = longest, shortest
+
+    def propose(self, requests: Sequence[Request], num_tokens: int) -> list[list[int]]:
+        """See :class:`ProposerProtocol`."""
+        return [self.continued(request.token_ids, num_tokens) for request in requests]
+
+    def continued(self, token_ids: Sequence[int], num_tokens: int) -> list[int]:
+        """``num_tokens`` guesses at what follows ``token_ids``, or none."""
+        text = array("q", token_ids)
+        width, as_bytes = text.itemsize, text.tobytes()
+        for length in range(min(self.longest, len(text) - 1), self.shortest - 1, -1):
+            newest, end = as_bytes[-length * width:], len(as_bytes) - width
+            while (place := as_bytes.rfind(newest, 0, end)) > 0 and place % width:  # it begins within a number
+                end = place + len(newest) - 1
+            if place >= 0:
+                start = place // width + length
+                return [text[start + i % (len(text) - start)] for i in range(num_tokens)]
+        return []
+
+    def free(self, request: Request) -> None:
+        """Nothing is kept."""
+
+
+class Controller:
+    """How many drafts a step should check, from what it has seen: acceptance, and seconds by rows of a step.
+
+    A request that checks k drafts of which each is right with probability a gets ``1 + a + ... + a^k`` tokens in a step
+    (Leviathan et al. 2023, arXiv:2211.17192), and the step has k more rows for it. Steps of a few rows cost what one
+    row costs, as they read the same weights; a full batch pays for every row. Speculation is tried again now and then
+    where it did not pay, for text changes.
+
+    Args:
+        most: most drafts of a request.
+        margin: what it must promise to gain.
+    """
+
+    SHARE, TRY_EVERY = 0.1, 64  # weight of the newest observation; steps between two trials
+
+    def __init__(self, most: int, margin: float = 1.05):
+        self.most, self.margin = most, margin
+        self.acceptance = 0.7  # hopeful, so that it is tried
+        self.seconds: dict[int, float] = {}  # by the power of two that holds the number of rows
+        self._since_tried = 0
+
+    def num_drafts(self, num_requests: int) -> int:
+        """Drafts for each of ``num_requests`` that decode; 0: none."""
+        plain = self._seconds(num_requests)
+        if plain is None:  # what a plain step costs must be known first
+            return 0
+        best, best_speed = 0, self.margin / plain
+        for count in range(1, self.most + 1):
+            # Not seen yet: hoped to cost no more, to be seen.
+            seconds = self._seconds(num_requests * (1 + count)) or plain
+            if (speed := self.tokens_per_step(count) / seconds) > best_speed:
+                best, best_speed = count, speed
+        self._since_tried = 0 if best else self._since_tried + 1
+        if self._since_tried >= self.TRY_EVERY:
+            best, self._since_tried = self.most, 0
+        return best
+
+    def tokens_per_step(self, num_drafts: int) -> float:
+        """Expected of one request, at the acceptance seen."""
+        return math.fsum(self.acceptance**k for k in range(num_drafts + 1))
+
+    def saw(self, num_rows: int, seconds: float, num_checked: int, num_accepted: int) -> None:
+        """A step of decodes alone: its rows and time, and how many of the drafts that came to be checked were right.
+
+        A draft behind a wrong one is not checked, and says nothing.
+        """
+        key = num_rows.bit_length()
+        self.seconds[key] = seconds if key not in self.seconds else self._moved(self.seconds[key], seconds)
+        if num_checked:
+            self.acceptance = self._moved(self.acceptance, num_accepted / num_checked)
+
+    def _moved(self, old: float, new: float) -> float:
+        return old + self.SHARE * (new - old)
+
+    def _seconds(self, num_rows: int) -> float | None:
+        return self.seconds.get(num_rows.bit_length())

@@ -1,0 +1,62 @@
+"""One engine's speculation: whom to ask for drafts, and what of them is kept. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from minillm.errors import shown
+from minillm.request import Request
+from minillm.schedule.plan import StepPlan
+from minillm.speculate.propose import Controller, ProposerProtocol
+
+if TYPE_CHECKING:
+    from minillm.sample import SampledToken
+
+
+class Speculation:
+    """Asks ``proposer`` for as many drafts as ``controller`` says, and tells the controller what came of them.
+
+    ``num_checked`` drafts came to be checked so far (those before them were right), and ``num_accepted`` were right.
+    """
+
+    def __init__(self, proposer: ProposerProtocol, controller: Controller, vocab_size: int):
+        self.proposer, self.controller, self.vocab_size = proposer, controller, vocab_size
+        self.num_checked = self.num_accepted = 0
+
+    def propose(self, running: Sequence[Request]) -> None:
+        """Set the drafts of those requests that decode; of others none.
+
+        Raises:
+            TypeError: the proposer answers with other than lists of ids, one for each request.
+        """
+        decoding = []
+        for request in running:
+            request.draft_token_ids = ()
+            if request.num_missing_tokens == 1:
+                decoding.append(request)
+        if not (count := self.controller.num_drafts(len(decoding)) if decoding else 0):
+            return
+        proposed = self.proposer.propose(decoding, count)
+        if not isinstance(proposed, (list, tuple)) or len(proposed) != len(decoding):
+            raise TypeError(f"the proposer must return {len(decoding)} lists of ids, it returned {shown(proposed)}")
+        for request, drafts in zip(decoding, proposed):
+            if not all(type(draft) is int and 0 <= draft < self.vocab_size for draft in drafts):
+                raise TypeError(f"the proposer guessed {shown(drafts)}; ids are ints from 0 to {self.vocab_size - 1}")
+            request.draft_token_ids = tuple(drafts[:count])
+
+    def accept(self, plan: StepPlan, sampled: Sequence[SampledToken], seconds: float) -> list[list[SampledToken]]:
+        """For each item of ``plan.sampling`` the tokens it gets, one at least: those sampled after its last known token
+        and after every draft that is what was sampled before it, in order."""
+        kept, start, num_checked, num_accepted = [], 0, 0, 0
+        for item in plan.sampling:
+            drafts, own = item.draft_token_ids, sampled[start:start + 1 + len(item.draft_token_ids)]
+            right = next((i for i, draft in enumerate(drafts) if own[i].token_id != draft), len(drafts))
+            num_checked += min(right + 1, len(drafts))
+            num_accepted += right
+            kept.append(list(own[:right + 1]))
+            start += len(own)
+        self.num_checked, self.num_accepted = self.num_checked + num_checked, self.num_accepted + num_accepted
+        if all(item.stage == "decode" for item in plan.scheduled):
+            self.controller.saw(plan.num_tokens, seconds, num_checked, num_accepted)
+        return kept

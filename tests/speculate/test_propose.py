@@ -1,0 +1,102 @@
+"""N-gram drafts against a search by eye, and a controller that speculates where it pays."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from minillm.request import Request, SamplingParams
+from minillm.speculate.propose import Controller, NgramProposer
+
+
+def by_eye(ids: list[int], longest: int, shortest: int, num_tokens: int) -> list[int]:
+    """The newest earlier place of the newest tokens, the longest first."""
+    for length in range(longest, shortest - 1, -1):
+        newest = ids[-length:]
+        for start in range(len(ids) - length - 1, -1, -1):
+            if length < len(ids) and ids[start:start + length] == newest:
+                text, place = list(ids), start + length
+                while len(text) - len(ids) < num_tokens:
+                    text.append(text[place])
+                    place += 1
+                return text[len(ids):]
+    return []
+
+
+def test_ngram_drafts_are_what_followed_the_newest_tokens_last():
+    draw = random.Random(0)
+    found = 0
+    for _ in range(3000):
+        ids = [draw.choice([0, 1, 2, 255, 256, 2**16, 2**24]) for _ in range(draw.randint(1, 30))]
+        shortest = draw.randint(1, 3)
+        longest, count = shortest + draw.randint(0, 3), draw.randint(1, 6)
+        drafts = NgramProposer(longest, shortest).continued(ids, count)
+        assert drafts == by_eye(ids, longest, shortest, count), (ids, longest, shortest)
+        found += bool(drafts)
+    assert 1000 < found < 2900
+
+
+def test_text_that_repeats_itself_is_continued_round_and_round():
+    assert NgramProposer().continued([9, 1, 2, 3, 1, 2, 3], 7) == [1, 2, 3, 1, 2, 3, 1]
+    assert NgramProposer().continued([5, 5, 5], 4) == [5, 5, 5, 5]
+
+
+def test_nothing_seen_before_gives_no_drafts():
+    for ids in ([1], [1, 2], [1, 2, 3, 4], list(range(100)), [256, 1, 0, 256]):
+        assert NgramProposer().continued(ids, 4) == []
+
+
+def test_requests_are_answered_in_order_and_lengths_checked():
+    params = SamplingParams()
+    requests = [Request(request_id=str(i), prompt_token_ids=tuple(ids), params=params, seed=0, max_total_tokens=64)
+                for i, ids in enumerate(([1, 2, 1, 2], [1, 2, 3]))]
+    assert NgramProposer().propose(requests, 2) == [[1, 2], []]
+    for longest, shortest in ((1, 2), (0, 0), (3, 0)):
+        with pytest.raises(ValueError, match="n-grams"):
+            NgramProposer(longest, shortest)
+
+
+# ---- how many pay ----------------------------------------------------------------------------------------------------
+
+
+def driven(controller: Controller, num_requests: int, acceptance: float, seconds_of, steps: int = 400) -> list[int]:
+    """Drafts that it asked for in each step, on a machine whose step of n rows takes ``seconds_of(n)``."""
+    draw, asked = random.Random(0), []
+    for _ in range(steps):
+        count = controller.num_drafts(num_requests)
+        right = [next((k for k in range(count) if draw.random() > acceptance), count) for _ in range(num_requests)]
+        rows = num_requests * (1 + count)
+        controller.saw(rows, seconds_of(rows), sum(min(k + 1, count) for k in right), sum(right))
+        asked.append(count)
+    return asked
+
+
+def memory_bound(rows: int) -> float:
+    """8 rows cost what one costs; beyond them each costs."""
+    return 0.02 * max(1, rows / 8)
+
+
+def test_the_first_step_is_plain_and_good_drafts_are_checked_soon_and_for_good():
+    asked = driven(Controller(4), 1, 0.9, memory_bound)
+    assert asked[0] == 0 and set(asked[20:]) == {4}
+
+
+def test_drafts_that_are_wrong_or_a_full_batch_turn_it_off_but_for_a_rare_trial():
+    for num_requests, acceptance in ((1, 0.0), (32, 0.6)):
+        asked = driven(Controller(4), num_requests, acceptance, memory_bound)
+        assert 1 <= sum(count > 0 for count in asked[150:]) <= 250 / Controller.TRY_EVERY + 1
+
+
+def test_what_trials_cost_is_little():
+    """At batch 32, where a step with drafts takes five times as long and none is right."""
+    controller, plain = Controller(4), memory_bound(32)
+    asked = driven(controller, 32, 0.0, memory_bound, 2000)
+    spent = sum(memory_bound(32 * (1 + count)) for count in asked[100:])
+    assert spent < 1.08 * 1900 * plain
+
+
+def test_it_turns_on_again_when_the_text_changes():
+    controller = Controller(4)
+    driven(controller, 1, 0.0, memory_bound, 200)
+    assert sum(count > 0 for count in driven(controller, 1, 0.95, memory_bound, 2000)[-500:]) > 400
