@@ -10,7 +10,7 @@ DType = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 Quantization = Literal["int8", "int4"]
 KVCacheDType = Literal["auto", "int8"]
-DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
+DTYPES, QUANTIZATIONS, KV_CACHE_DTYPES = map(get_args, (DType, Quantization, KVCacheDType))
 
 # vLLM's option names that this version does not have yet: refused by name, never accepted and ignored.
 PLANNED_OPTIONS = (
@@ -88,9 +88,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
-        if self.quantization not in (None, *get_args(Quantization)):
+        if self.quantization not in (None, *QUANTIZATIONS):
             raise ValueError(f"quantization must be 'int8', 'int4' or None, got {self.quantization!r}")
-        if self.kv_cache_dtype not in get_args(KVCacheDType):
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
             raise ValueError(f"kv_cache_dtype must be 'auto' or 'int8', got {self.kv_cache_dtype!r}")
         for name, least in _LEAST.items():
             value = getattr(self, name)

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from minillm.config import DTYPES
+from minillm.config import DTYPES, KV_CACHE_DTYPES, QUANTIZATIONS
 from minillm.errors import InvalidRequest
 from minillm.measure.waiting import scheduler_seconds, waited_share
 from minillm.request import RequestOutput, SamplingParams
@@ -29,6 +29,7 @@ def add_model_arguments(parser: Parser) -> None:
     """Which model, in which number format, on which device."""
     parser.add_argument("--model", default="smollm2-135m", help="name, Hugging Face id or folder, or .gguf file")
     parser.add_argument("--dtype", default="auto", choices=DTYPES, help="number format (default: auto)")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, help="weights in so few bits (default: none)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
 
 
@@ -36,6 +37,9 @@ def _add_generation_arguments(parser: Parser) -> None:
     defaults = SamplingParams()
     add_model_arguments(parser)
     parser.add_argument("--max-model-len", type=int, metavar="N", help="longest prompt plus answer, in tokens")
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=KV_CACHE_DTYPES,
+                        help="keys and values (default: auto, as activations)")
+    parser.add_argument("--speculate", choices=("ngram",), help="guess tokens and check several in a step")
     parser.add_argument("--max-tokens", type=int, default=512, metavar="N", help="longest answer (default: 512)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (default) is greedy")
     parser.add_argument("--top-p", type=float, default=defaults.top_p, metavar="P", help="nucleus, above 0 to 1")
@@ -73,7 +77,9 @@ def load(args: Arguments) -> LLM:
     """The model that the arguments name, ready to answer."""
     from minillm.llm import LLM
 
-    return LLM(args.model, dtype=args.dtype, device=args.device, max_model_len=args.max_model_len)
+    return LLM(args.model, dtype=args.dtype, quantization=args.quantization, device=args.device,
+               max_model_len=args.max_model_len, kv_cache_dtype=args.kv_cache_dtype,
+               speculative_config=args.speculate and {"method": args.speculate})
 
 
 @contextmanager

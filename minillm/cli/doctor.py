@@ -115,12 +115,12 @@ def check_device(args: argparse.Namespace) -> Finding:
 
     from minillm.measure.results import cpu_model
     from minillm.model.device import resolve_device
-    from minillm.model.linear import describe_kernels
+    from minillm.model.quantized import describe_kernels
 
     device = torch.device(resolve_device(args.device))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model()
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
-    text = f"{device} ({name}{threads}); dtype {args.dtype}: {describe_kernels(args.dtype, device)}"
+    text = f"{device} ({name}{threads}); dtype {args.dtype}: {describe_kernels(args.dtype, device, args.quantization)}"
     unused_gpu = device.type == "cpu" and shutil.which("nvidia-smi") and not torch.version.cuda
     return Finding("device", True, text, "torch is a CPU build here: it cannot use the GPU" if unused_gpu else "")
 
@@ -153,7 +153,7 @@ def check_model(args: argparse.Namespace) -> Finding:
         return Finding("model", not args.offline, text, f"{advice} {args.model}")
     from minillm import LLM, SamplingParams
 
-    with LLM(path, dtype=args.dtype, device=args.device) as llm:
+    with LLM(path, dtype=args.dtype, quantization=args.quantization, device=args.device) as llm:
         (output,) = llm.generate("One, two,", SamplingParams(temperature=0, max_tokens=4))
         blocks, size = llm.stats().num_blocks, llm.config.block_size
         cache = f"KV cache {llm.attention.num_bytes / 1e9:.2f} GB: {blocks * size:,} tokens in blocks of {size}"

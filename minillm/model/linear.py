@@ -159,12 +159,6 @@ def choose_kernel(dtype: str, device: torch.device) -> str:
                key=lambda kernel: seconds_per_row(kernel, target))
 
 
-def describe_kernels(dtype: str, device: torch.device) -> str:
-    """One line for people, for example ``"fbgemm-fp16 kernel, float32 activations"``."""
-    activations = str(activation_dtype(dtype, device)).removeprefix("torch.")
-    return f"{choose_kernel(dtype, device)} kernel, {activations} activations"
-
-
 @cache
 def has_kernel(kernel: str, dtype: torch.dtype) -> bool:
     """Whether this CPU and torch build compute a tiny problem right with ``kernel`` and ``dtype`` activations.

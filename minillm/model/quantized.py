@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from minillm.model.linear import Linear
+from minillm.model.linear import Linear, activation_dtype, choose_kernel
 from minillm.model.quantize import SCHEMES, QuantizedTensor, quantize
 
 
@@ -124,3 +124,14 @@ def has_packed_kernel(kind: type[Linear], device: torch.device) -> bool:
     except (RuntimeError, AttributeError, NotImplementedError, TypeError):  # no such operator here
         return False
     return result.dtype == torch.bfloat16 and torch.allclose(result.float(), expected, rtol=2e-2, atol=0.1)
+
+
+def describe_kernels(dtype: str, device: torch.device, quantization: str | None = None) -> str:
+    """One line for people, for example ``"fbgemm-fp16 kernel, float32 activations"``."""
+    activations = activation_dtype(dtype, device, quantized=quantization is not None)
+    kernels = [choose_kernel(dtype, device)]
+    if quantization is not None:
+        kinds = {"int8": (Int8PackLinear,), "int4": (Int4PackLinear, Int8PackLinear)}[quantization]
+        packed = activations == torch.bfloat16
+        kernels = [kind.kernel if packed and has_packed_kernel(kind, device) else "unpacked" for kind in kinds]
+    return f"{' and '.join(dict.fromkeys(kernels))} kernel, {str(activations).removeprefix('torch.')} activations"

@@ -13,11 +13,11 @@ from minillm.model.linear import (
     OneDnnLinear,
     activation_dtype,
     choose_kernel,
-    describe_kernels,
     fits_float16,
     has_kernel,
     make_linear,
 )
+from minillm.model.quantized import describe_kernels
 
 CPU = torch.device("cpu")
 TOLERANCES = {"float32": 1e-5, "float64": 1e-12, "bfloat16": 2e-2, "float16": 3e-3, "auto": 2e-3}
