@@ -14,11 +14,15 @@ from minillm.config import SPECULATION, EngineConfig
 from minillm.model.config import load_config
 from minillm.model.decoder import Decoder
 from minillm.model.device import free_bytes, resolve_device
+from minillm.model.hub import resolve
 from minillm.model.quantize import SCHEMES, Scheme
 from minillm.model.weights import load_weights
+from minillm.sample import SamplerProtocol
 from minillm.schedule.scheduler import Scheduler, SchedulerProtocol
+from minillm.speculate.draft import DraftModelProposer, check_same_tokens
 from minillm.speculate.propose import Controller, NgramProposer, ProposerProtocol
 from minillm.speculate.speculation import Speculation
+from minillm.text.tokenizer import Tokenizer, load_tokenizer
 
 # What a pool and a scheduler are made of: given together with a part that brings its own, such an option would be
 # ignored.
@@ -100,23 +104,29 @@ def num_blocks(config: EngineConfig, model: Decoder, max_model_len: int) -> int:
 
 
 def speculation_of(config: EngineConfig, proposer: ProposerProtocol | None, scheduler: SchedulerProtocol,
-                   vocab_size: int) -> Speculation | None:
+                   sampler: SamplerProtocol, tokenizer: Tokenizer, vocab_size: int) -> Speculation | None:
     """Whom the engine asks for drafts; None where nobody is to be asked.
 
     Raises:
         ValueError: two proposers, or a scheduler that plans no drafts.
+        ModelError: a draft model that cannot be loaded, or speaks other tokens.
     """
-    asked = config.speculative_config
-    if asked is None and proposer is None:
+    asked = dict(config.speculative_config or {})
+    if config.speculative_config is None and proposer is None:
         return None
-    options = {name: default for name, (default, _, _) in SPECULATION.items()} | dict(asked or {})
-    if proposer is not None and (own := {*(asked or {})} - {"num_speculative_tokens"}):
+    if proposer is not None and (own := {*asked} - {"num_speculative_tokens"}):
         raise ValueError(f"speculative_config's {sorted(own)[0]} is what your own proposer brings: leave it out")
     if not getattr(scheduler, "plans_drafts", False):
         raise ValueError(f"speculation needs a scheduler that plans drafts, which {type(scheduler).__name__} does not")
-    if proposer is None:
-        proposer = NgramProposer(options["prompt_lookup_max"], options["prompt_lookup_min"])
-    return Speculation(proposer, Controller(options["num_speculative_tokens"]), vocab_size)
+    numbers = {name: asked.get(name, default) for name, (default, _, _) in SPECULATION.items()}
+    if proposer is None and asked.get("method") == "draft":
+        path = resolve(asked["model"])
+        check_same_tokens(load_tokenizer(path), tokenizer)
+        draft = load_decoder(path, dtype=config.dtype, device=config.device, quantization=asked.get("quantization"))
+        proposer = DraftModelProposer(draft, sampler)
+    elif proposer is None:
+        proposer = NgramProposer(numbers["prompt_lookup_max"], numbers["prompt_lookup_min"])
+    return Speculation(proposer, Controller(numbers["num_speculative_tokens"]), vocab_size)
 
 
 def load_decoder(path: Path, *, dtype: str = "auto", device: str = "auto",

@@ -21,7 +21,9 @@ _LEAST = {"max_model_len": 1, "max_num_seqs": 1, "max_num_batched_tokens": 1, "m
           "num_kv_blocks": 1, "kv_cache_memory_bytes": 1, "max_waiting": 0}
 
 
-# Each key's default, and the least and the most that it takes.
+# What ``speculative_config`` takes: by method beside ``method`` itself, and the default, least and most of each number.
+METHODS = {"ngram": ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"),
+           "draft": ("num_speculative_tokens", "model", "quantization")}
 SPECULATION = {"num_speculative_tokens": (4, 1, 32), "prompt_lookup_max": (4, 1, 64), "prompt_lookup_min": (2, 1, 64)}
 
 
@@ -58,10 +60,11 @@ class EngineConfig:
         scheduling_policy: ``"fcfs"``, first come, first served (the default), or ``"priority"``: by the ``priority``
             given with a request, lower values first, equals in order of arrival.
         speculative_config: how to guess tokens that one step then checks (default None: not); tokens are those of a run
-            without. ``"method"``: ``"ngram"``, what followed the last time that the newest tokens were seen.
-            ``"num_speculative_tokens"``: most drafts of a request in a step (default 4); the engine takes fewer, or
-            none, where it measures that they do not pay. ``"prompt_lookup_max"`` (4), ``"prompt_lookup_min"`` (2):
-            newest tokens to look for. With ``LLM(proposer=...)`` of your own, ``"method"`` is left out.
+            without. ``"method"``: ``"ngram"``, what followed the last time that the newest tokens were seen (the
+            default), or ``"draft"``, what a smaller ``"model"`` with the same tokens says, perhaps with a
+            ``"quantization"`` of its own. ``"num_speculative_tokens"``: most drafts of a request in a step (default 4);
+            the engine takes fewer, or none, where it measures that they do not pay. ``"prompt_lookup_max"`` (4),
+            ``"prompt_lookup_min"`` (2): newest tokens to look for. ``LLM(proposer=...)`` brings the method.
         seed: the seed from which requests without a seed of their own get theirs (default 0: runs repeat).
     Raises:
         ValueError: naming the option and what it accepts.
@@ -129,10 +132,14 @@ def _check_speculation(options: Mapping[str, Any] | None) -> None:
         return
     if not isinstance(options, Mapping):
         raise ValueError(f"speculative_config must map names to values, got {options!r}")
-    if unknown := sorted(map(str, {*options} - {"method", *SPECULATION})):
-        raise ValueError(f"speculative_config has no {unknown[0]!r}; known: method, {', '.join(SPECULATION)}")
-    if options.get("method", "ngram") != "ngram":
-        raise ValueError(f"speculative_config's method must be 'ngram', got {options['method']!r}")
+    if (method := options.get("method", "ngram")) not in METHODS:
+        raise ValueError(f"speculative_config's method must be one of {', '.join(METHODS)}, got {method!r}")
+    if unknown := sorted(map(str, {*options} - {"method", *METHODS[method]})):
+        raise ValueError(f"speculative_config has no {unknown[0]!r}; {method} takes {', '.join(METHODS[method])}")
+    if method == "draft" and not options.get("model"):
+        raise ValueError("speculative_config's method 'draft' needs a model")
+    if options.get("quantization") not in (None, *QUANTIZATIONS):
+        raise ValueError(f"speculative_config's quantization must be 'int8' or 'int4', got {options['quantization']!r}")
     for name, (default, least, most) in SPECULATION.items():
         value = options.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:

@@ -173,7 +173,9 @@ def test_a_proposer_that_answers_junk_ends_who_was_there_and_the_engine_goes_on(
 
 def test_what_cannot_be_speculated_is_refused_by_name(tiny_llm, tiny_model, byte_tok):
     for options, words in (
-            ({"method": "eagle"}, "method must be 'ngram'"), ({"tokens": 3}, "no 'tokens'"), ("ngram", "must map"),
+            ({"method": "eagle"}, "method must be one of ngram, draft"), ({"tokens": 3}, "no 'tokens'"),
+            ("ngram", "must map"), ({"method": "draft"}, "needs a model"), ({"model": "x"}, "no 'model'; ngram takes"),
+            ({"method": "draft", "model": "x", "quantization": "int3"}, "quantization must be"),
             ({"num_speculative_tokens": 0}, "num_speculative_tokens.*1 to 32"),
             ({"num_speculative_tokens": True}, "num_speculative_tokens"),
             ({"prompt_lookup_min": 5}, "prompt_lookup_min .5. must not be above")):

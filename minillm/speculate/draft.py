@@ -1,0 +1,82 @@
+"""Drafts from a second, smaller model that speaks the same tokens. (Needs torch.)"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from minillm.attention.base import StepTensors
+from minillm.attention.torch_backend import ContiguousAttention
+from minillm.errors import ModelError
+from minillm.model.decoder import Decoder
+from minillm.request import Request
+from minillm.runner import row_of
+from minillm.sample import SamplerProtocol
+from minillm.text.tokenizer import Tokenizer
+
+
+class DraftModelProposer:
+    """Generates with ``model``, sampling as the target does and with the same noise, so that both choose alike where
+    they think alike.
+
+    Keeps a cache a request, of which only what the request's tokens still agree with is used; what is missing is read
+    in the next call. Reads its own weights once for each draft.
+
+    Args:
+        model: the draft, see :func:`check_same_tokens`.
+        sampler: the target's.
+    """
+
+    def __init__(self, model: Decoder, sampler: SamplerProtocol):
+        self.model, self.sampler = model, sampler
+        self.attention = ContiguousAttention(model.config, dtype=model.dtype, device=model.device)
+        self._read: dict[Request, list[int]] = {}  # the ids whose keys and values are cached
+
+    @torch.inference_mode()
+    def propose(self, requests: Sequence[Request], num_tokens: int) -> list[list[int]]:
+        """See :class:`~minillm.speculate.propose.ProposerProtocol`; none beyond the draft model's longest text."""
+        most = self.model.config.max_position_embeddings
+        drafts: dict[Request, list[int]] = {request: [] for request in requests}
+        for _ in range(num_tokens):
+            going = [request for request in requests if request.num_known_tokens + len(drafts[request]) <= most]
+            if not going:
+                break
+            self._step(going, drafts)
+        return [drafts[request] for request in requests]
+
+    def _step(self, requests: Sequence[Request], drafts: dict[Request, list[int]]) -> None:
+        """One more draft for each of ``requests``."""
+        starts, new = [], []
+        for request in requests:
+            ids = [*request.token_ids, *drafts[request]]
+            read = self._read.get(request, [])
+            agreed = next((i for i, (a, b) in enumerate(zip(read, ids)) if a != b), min(len(read), len(ids) - 1))
+            starts.append(agreed)
+            new.append(ids[agreed:])
+            self._read[request] = ids
+        step = StepTensors.of(new, starts, requests, device=self.model.device)
+        rows = [row_of(request, drafts[request]) for request in requests]
+        for request, token in zip(requests, self.sampler(self.model.forward(step, self.attention), rows), strict=True):
+            drafts[request].append(max(0, token.token_id))  # -1: its logits are of no use, any guess will do
+
+    def free(self, request: Request) -> None:
+        """Forget its cache."""
+        self._read.pop(request, None)
+        self.attention.free(request)
+
+
+def check_same_tokens(draft: Tokenizer, target: Tokenizer) -> None:
+    """Raise unless every id is the same token to both; a model's head may have more rows than its tokenizer has ids.
+
+    Raises:
+        ModelError: naming the sizes, or the first id that differs.
+    """
+    if draft.vocab_size != target.vocab_size:
+        raise ModelError(f"a draft model must speak the target's tokens: its tokenizer has {draft.vocab_size} ids, the "
+                         f"target's {target.vocab_size}")
+    for token_id in range(target.vocab_size):
+        ours, theirs = (tokenizer.token_bytes(token_id) for tokenizer in (draft, target))
+        if ours != theirs:
+            raise ModelError(f"a draft model must speak the target's tokens: id {token_id} is {ours!r} to it and "
+                             f"{theirs!r} to the target")
