@@ -116,7 +116,7 @@ def speculation_of(config: EngineConfig, proposer: ProposerProtocol | None, sche
         return None
     if proposer is not None and (own := {*asked} - {"num_speculative_tokens"}):
         raise ValueError(f"speculative_config's {sorted(own)[0]} is what your own proposer brings: leave it out")
-    if not getattr(scheduler, "plans_drafts", False):
+    if not getattr(type(scheduler), "plans_drafts", False):  # not a recorder's, whose history has no word for drafts
         raise ValueError(f"speculation needs a scheduler that plans drafts, which {type(scheduler).__name__} does not")
     numbers = {name: asked.get(name, default) for name, (default, _, _) in SPECULATION.items()}
     if proposer is None and asked.get("method") == "draft":

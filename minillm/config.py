@@ -39,7 +39,7 @@ class EngineConfig:
             2e-4, ``"bfloat16"`` 3.0 and 1e-2.
         quantization: ``"int8"`` or ``"int4"``: weights of linear layers in so few bits (see
             :mod:`minillm.model.quantize`), activations in ``dtype``, of which ``"auto"`` is then bfloat16. A head keeps
-            8 bits. Default None: as ``dtype`` says.
+            8 bits. Default None: as ``dtype`` says. Bounds as above: ``"int8"`` 4.0 and 2e-2, ``"int4"`` 3.0 and 1e-2.
         device: ``"auto"`` (CUDA where there is one, else CPU), ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``.
         max_model_len: longest prompt plus output in tokens; default the model's own limit. A lower value saves memory.
         max_num_seqs: most requests that run at once (default 8: on a CPU more rows stop being nearly free).

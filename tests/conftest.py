@@ -137,6 +137,25 @@ def tiny_llm(tiny_model: Decoder, byte_tok: Tokenizer) -> Callable[..., LLM]:
     return lambda **options: LLM(tiny_model, tokenizer=byte_tok, **options)
 
 
+class Int8Cache(ContiguousCache):
+    """The oracle of keys and values in 8 bit: rows are rounded as they come, each by itself."""
+
+    def write(self, layer: int, start: int, key: Tensor, value: Tensor) -> None:
+        rounded = []
+        for rows in (key, value):
+            rounded.append(rows.clone())
+            for row in rounded[-1].flatten(0, 1):
+                scale = (row.abs().max() / 127).clamp(2**-14, 65504).half().to(row.dtype)
+                row.copy_((row / scale).round().clamp(-127, 127) * scale)
+        super().write(layer, start, *rounded)
+
+
+@pytest.fixture(scope="session")
+def int8_cache() -> type[ContiguousCache]:
+    """For ``simplest(make_cache=...)``: what ``kv_cache_dtype="int8"`` must give."""
+    return Int8Cache
+
+
 @pytest.fixture(scope="session")
 def simplest(tiny_model: Decoder) -> Callable[..., list[int]]:
     """``simplest(prompt, params, most)``: TINY's tokens by the loop with a cache and the sampler's own draws."""

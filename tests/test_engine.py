@@ -404,7 +404,8 @@ def test_a_closed_engine_says_so(script_llm):
 
 
 @pytest.mark.parametrize(("options", "error", "words"), [
-    ({"quantization": "int8"}, TypeError, "quantization.*not built yet"), ({"nonsense": 1}, TypeError, "nonsense"),
+    ({"tensor_parallel_size": 2}, TypeError, "tensor_parallel_size.*not built yet"),
+    ({"nonsense": 1}, TypeError, "nonsense"),
     ({"max_num_seqs": 0}, ValueError, "max_num_seqs"), ({"dtype": "int3"}, ValueError, "dtype"),
     ({"max_model_len": 10**9}, ValueError, "max_model_len"), ({"max_model_len": 2.5}, ValueError, "max_model_len"),
 ])

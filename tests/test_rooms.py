@@ -12,14 +12,15 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "minillm"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_LINE_LENGTH, ENGINE_LINES = 300, 60, 120, 4_700
+MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_LINE_LENGTH, ENGINE_LINES = 300, 60, 120, 5_270
 
 BENCHMARKS = "measure/bench/"  # a room of its own in one without torch: what times torch imports it
 # What records, replays and simulates schedules: the engine runs without it, so it has a bound of its own.
 SIMULATION = {"schedule/history.py", "schedule/recording.py", "schedule/replay.py", "schedule/fork.py",
               "schedule/drive.py", "measure/workload.py", "measure/simulate.py", "cli/simulate.py"}
 TORCH_FREE = ["request.py", "limits.py", "config.py", "errors.py", "parts.py", "prompts.py", "submission.py",
-              "turns.py", "text", "schedule", "cache/blocks.py", "measure"]
+              "turns.py", "text", "schedule", "speculate/propose.py", "speculate/speculation.py", "cache/blocks.py",
+              "measure"]
 
 
 def named(path: Path) -> str:
@@ -138,8 +139,9 @@ def test_the_engine_stays_near_4000_lines_of_code() -> None:
     assert simulation <= 900, f"{simulation} lines of code"
     engine = sum(count for name, count in lines.items() if not name.startswith("cli/"))
     assert engine <= ENGINE_LINES, f"{engine} lines of code"
-    # With the command line it is over the aim already: this bound goes up only by what a new promise needs.
-    assert sum(lines.values()) <= 5_140, f"{sum(lines.values())} lines of code"
+    # Over the aim: the bounds go up only by what a new promise needs, last for quantized weights, keys and values in
+    # 8 bit and speculation.
+    assert sum(lines.values()) <= 5_720, f"{sum(lines.values())} lines of code"
 
 
 def test_the_size_counter_counts_code_alone() -> None:

@@ -7,6 +7,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,12 +15,14 @@ import torch
 
 from minillm import LLM, InvalidRequest, QueueFull, SamplingParams
 from minillm.attention.torch_backend import ContiguousAttention
+from minillm.cache.kv import ContiguousCache
 from minillm.course.batteries.scheduler import check_pool
 
 WORKLOADS = int(os.environ.get("MINILLM_WORKLOADS", "400"))
 # What a hundred workloads contain at least, or the suite would prove less than it says.
 LEAST = {"refused": 100, "turned away": 30, "preempted": 25, "evicted": 800, "hits": 60, "stood still": 10,
-         "mixed steps": 100, "chunks": 700, "cancelled": 60, "length": 150, "stop": 40, "cut": 50, "contiguous": 10}
+         "mixed steps": 100, "chunks": 700, "cancelled": 60, "length": 150, "stop": 40, "cut": 50, "contiguous": 10,
+         "int8": 20, "accepted drafts": 300, "rejected drafts": 100, "dropped drafts": 20}
 
 
 @pytest.fixture(autouse=True)
@@ -40,15 +43,48 @@ def options_of(draw: random.Random) -> dict[str, Any]:
             "max_waiting": draw.choice((None, None, 1))}
 
 
-def engine_of(draw: random.Random, tiny_llm: Callable[..., LLM], counts: Counter[str]) -> LLM:
-    """An engine over a small pool whose blocks lie in any order; one in six over contiguous caches."""
+class Guesser:
+    """A proposer that knows the answers, and guesses each token right or not; and its own controller."""
+
+    def __init__(self, draw: random.Random, answer: Callable[..., list[int]]):
+        self.draw, self.answer, self.answers = draw, answer, {}
+
+    def propose(self, requests, num_tokens):
+        return [[token if self.draw.random() < 0.7 else (token + 1) % 256
+                 for token in self.following(request)[:num_tokens]] for request in requests]
+
+    def following(self, request):
+        if request not in self.answers:
+            self.answers[request] = self.answer(list(request.prompt_token_ids), request.params)
+        return self.answers[request][request.num_output_tokens:]
+
+    def free(self, request):
+        self.answers.pop(request, None)
+
+    def num_drafts(self, num_requests):
+        return self.draw.randint(0, 4)
+
+    def saw(self, *_):
+        pass
+
+
+def engine_of(draw: random.Random, tiny_llm: Callable[..., LLM], counts: Counter[str],
+              answer: Callable[..., list[int]]) -> LLM:
+    """An engine over a small pool whose blocks lie in any order; one in six over contiguous caches, one in four with
+    keys and values in 8 bit, every other one with drafts."""
     options = options_of(draw)
     if draw.random() < 1 / 6:
         del options["enable_prefix_caching"]
         model = tiny_llm().model
         options["attention_backend"] = ContiguousAttention(model.config, dtype=model.dtype, device="cpu")
         counts["contiguous"] += 1
-    llm = tiny_llm(**options)
+    elif draw.random() < 0.3:
+        options["kv_cache_dtype"] = "int8"
+        counts["int8"] += 1
+    guesser = Guesser(draw, partial(answer, int8="kv_cache_dtype" in options)) if draw.random() < 0.5 else None
+    llm = tiny_llm(proposer=guesser, **options)
+    if guesser is not None:
+        llm.engine.speculation.controller = guesser
     draw.shuffle(llm.engine.scheduler.pool._free)
     return llm
 
@@ -82,6 +118,8 @@ def checked_step(llm: LLM, counts: Counter[str]) -> bool:
     for plan in plans:
         counts["mixed steps"] += len({item.stage for item in plan.scheduled}) == 2
         counts["chunks"] += sum(not item.samples for item in plan.scheduled)
+        counts["dropped drafts"] += sum(len(item.request.draft_token_ids) - len(item.draft_token_ids)
+                                        for item in plan.scheduled)
         planned = {item.request for item in plan.scheduled}
         counts["stood still"] += plan.num_tokens < scheduler.max_num_batched_tokens and any(
             request not in planned and request.num_missing_tokens > 1 for request in scheduler.running)
@@ -90,9 +128,9 @@ def checked_step(llm: LLM, counts: Counter[str]) -> bool:
     return stepped
 
 
-def run(seed: int, tiny_llm: Callable[..., LLM], simplest: Callable[..., list[int]], counts: Counter[str]) -> None:
+def run(seed: int, tiny_llm: Callable[..., LLM], answer: Callable[..., list[int]], counts: Counter[str]) -> None:
     draw = random.Random(seed)
-    llm = engine_of(draw, tiny_llm, counts)
+    llm = engine_of(draw, tiny_llm, counts, answer)
     pool, streams = llm.engine.scheduler.pool, submitted(draw, llm, counts)
     leaving = [stream for _, _, stream in streams if draw.random() < 0.3]
     client = threading.Thread(target=lambda: [stream.close() for stream in leaving])
@@ -106,7 +144,8 @@ def run(seed: int, tiny_llm: Callable[..., LLM], simplest: Callable[..., list[in
     for prompt, params, stream in streams:
         list(stream)
         output, metrics = stream.output.outputs[0], stream.output.metrics
-        expected = simplest(prompt, params, pool.num_blocks * pool.block_size + 1 - len(prompt))
+        most = pool.num_blocks * pool.block_size + 1 - len(prompt)
+        expected = answer(prompt, params, most, int8=llm.config.kv_cache_dtype == "int8")
         if output.finish_reason == "cancelled":
             expected = expected[:len(output.token_ids)]
         assert output.token_ids == expected, (seed, prompt)
@@ -115,17 +154,25 @@ def run(seed: int, tiny_llm: Callable[..., LLM], simplest: Callable[..., list[in
         counts["hits"] += metrics.num_cached_tokens > 0
         counts["cut"] += output.finish_reason == "length" and len(output.token_ids) < params.max_tokens
     counts["evicted"] += pool.num_evicted
+    if (speculation := llm.engine.speculation) is not None:
+        counts["accepted drafts"] += speculation.num_accepted
+        counts["rejected drafts"] += speculation.num_checked - speculation.num_accepted
     stats = llm.stats()
     assert (stats.num_waiting, stats.num_running, llm.attention.num_tokens) == (0, 0, 0)
     assert stats.num_free_blocks == stats.num_blocks and not any(pool._references)
 
 
-def test_hundreds_of_workloads_give_the_tokens_of_the_simplest_loop(tiny_llm, simplest):
+def test_hundreds_of_workloads_give_the_tokens_of_the_simplest_loop(tiny_llm, simplest, int8_cache):
     """Pools so small that preemption, eviction, waiting for a shared block and refusal happen all the time; prompts
-    that begin alike, chunks, priorities, stops; one client in three goes away, from a thread."""
+    that begin alike, chunks, priorities, stops; keys and values in 8 bit, drafts right and wrong; one client in three
+    goes away, from a thread."""
     counts: Counter[str] = Counter()
+
+    def answer(prompt: list[int], params: SamplingParams, most: int = 64, *, int8: bool) -> list[int]:
+        return simplest(prompt, params, most, int8_cache if int8 else ContiguousCache)
+
     for seed in range(WORKLOADS):
-        run(seed, tiny_llm, simplest, counts)
+        run(seed, tiny_llm, answer, counts)
     assert all(counts[what] >= number * WORKLOADS // 100 for what, number in LEAST.items()), counts
 
 

@@ -106,7 +106,9 @@ class PagedAttention:
 
     def _alone(self, layer: int, query: Tensor, item: _Item, window: int | None) -> Tensor:
         _, _, num_keys, where = item
-        cached = self.store.read(layer, where)[:num_keys]
+        cached = self.store.read(layer, where)
+        if not isinstance(where, slice):
+            cached = cached[:num_keys]
         keys, values = cached.permute(1, 2, 0, 3).unbind()  # [KV heads, keys, dim]
         return causal_attention(query, keys, values, window)
 

@@ -28,8 +28,6 @@ class RecordingScheduler:
         ValueError: without ``history``, something waits, runs or is cached already, which none would tell.
     """
 
-    plans_drafts = False  # a history has no word for them
-
     def __init__(self, scheduler: SchedulerProtocol, history: record.History | None = None):
         here = [*scheduler.waiting, *scheduler.running]
         if history is None and (here or getattr(getattr(scheduler, "pool", None), "num_cached", 0)):

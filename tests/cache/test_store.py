@@ -9,7 +9,6 @@ from minillm import LLM, SamplingParams
 from minillm.attention.paged import PagedAttention
 from minillm.attention.torch_backend import ContiguousAttention
 from minillm.cache.blocks import BlockPool
-from minillm.cache.kv import ContiguousCache
 from minillm.cache.store import BlockStore, Int8BlockStore
 from minillm.model.config import ModelConfig
 from minillm.schedule.scheduler import Scheduler
@@ -97,22 +96,9 @@ def test_the_option_really_changes_the_memory(tiny_model, byte_tok):
     assert BlockStore.bytes_per_token(real, torch.bfloat16) / Int8BlockStore.bytes_per_token(real, torch.bfloat16) > 1.9
 
 
-class Int8Cache(ContiguousCache):
-    """The oracle: one sequence's cache, whose rows are rounded as they come, each by itself."""
-
-    def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        rounded = []
-        for rows in (key, value):
-            rounded.append(rows.clone())
-            for row in rounded[-1].flatten(0, 1):
-                scale = (row.abs().max() / 127).clamp(2**-14, 65504).half().to(row.dtype)
-                row.copy_((row / scale).round().clamp(-127, 127) * scale)
-        super().write(layer, start, *rounded)
-
-
-def test_tokens_are_those_of_a_loop_over_rounded_keys_and_values(tiny_model, byte_tok, simplest):
+def test_tokens_are_those_of_a_loop_over_rounded_keys_and_values(tiny_model, byte_tok, simplest, int8_cache):
     """In blocks, shared prefixes, chunks, preemption and batches: eight requests that fight for a small pool."""
-    pool = BlockPool(14, 4)
+    pool = BlockPool(9, 4)
     options = {"dtype": tiny_model.dtype, "device": tiny_model.device}
     attention = PagedAttention(tiny_model.config, pool, store=Int8BlockStore, **options)
     scheduler = Scheduler(pool, max_num_seqs=5, max_num_batched_tokens=16, max_prefill_chunk=6)
@@ -123,7 +109,7 @@ def test_tokens_are_those_of_a_loop_over_rounded_keys_and_values(tiny_model, byt
         outputs = [out.outputs[0].token_ids for out in llm.generate(prompts, params)]
     assert scheduler.num_preempted > 0
     for prompt, own, output in zip(prompts, params, outputs, strict=True):
-        assert output == simplest(prompt, own, 64, make_cache=Int8Cache), (prompt, own)
+        assert output == simplest(prompt, own, 64, make_cache=int8_cache), (prompt, own)
 
 
 def test_an_option_that_a_part_of_the_callers_own_makes_meaningless_is_refused(tiny_model, byte_tok):

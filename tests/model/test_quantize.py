@@ -78,6 +78,16 @@ def test_zeros_stay_zeros_and_one_number_stays_that_number(scheme):
         torch.testing.assert_close(quantize(same, scheme).dequantize(), same, rtol=2**-7, atol=0)
 
 
+@pytest.mark.parametrize("scheme", [*SCHEMES.values(), *INT4.values()], ids=str)
+@pytest.mark.parametrize("size", [1e-30, 1e-7, 1e4])
+def test_a_tiny_row_keeps_its_values_to_within_one_step_and_all_are_finite(scheme, size):
+    weight = random(4, 64) * torch.tensor([[size], [1.0], [0.0], [size]])
+    result = quantize(weight, scheme)
+    assert result.dequantize().isfinite().all()
+    step = spread(result, result.scales)
+    assert ((result.dequantize() - weight).abs() <= 1.05 * step).all() and (step[0] < size).all()
+
+
 def test_each_fit_loses_less_than_the_one_before():
     """On normal weights and on weights that lean to one side: least squares leaves little more than half of absmax's
     squared error."""
@@ -138,7 +148,7 @@ def test_every_kernel_computes_what_the_codes_stand_for_at_any_row_count(scheme,
     taken = dtype == torch.bfloat16 and has_packed_kernel(kind, CPU)
     assert type(layer) is (kind if taken else UnpackedLinear)
     tolerance = {torch.bfloat16: 2e-2, torch.float32: 1e-4}[dtype]
-    for rows in (0, 1, 2, 5, 33):
+    for rows in (0, 1, 2, 5, 33, 130):
         x = random(rows, 256, seed=rows).to(dtype)
         expected = linear(x.double(), weight.dequantize().double(), None if bias is None else bias.double())
         result = layer(x)
@@ -146,6 +156,17 @@ def test_every_kernel_computes_what_the_codes_stand_for_at_any_row_count(scheme,
         torch.testing.assert_close(result.double(), expected, rtol=tolerance, atol=10 * tolerance)
     torch.testing.assert_close(layer.weight.float(), weight.dequantize(), rtol=2**-7, atol=1e-2)
     assert layer.num_bytes == weight.nbytes + (0 if bias is None else bias.nbytes)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES.values(), ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_no_row_of_a_batch_changes_anothers_result(scheme, dtype):
+    """Bit for bit, whatever the others hold (an activation scale shared by a batch would not pass)."""
+    layer = make_quantized_linear(quantize(random(48, 256), scheme), None, dtype=dtype, device=CPU)
+    for rows in (2, 5, 32, 130):
+        x = random(rows, 256, seed=rows).to(dtype)
+        others = torch.cat((x[:1], 1e3 * random(rows - 1, 256, seed=1).to(dtype)))
+        assert torch.equal(layer(x)[0], layer(others)[0])
 
 
 @pytest.mark.parametrize("outputs, inputs", [(16, 63), (33, 8), (7, 100), (1, 40), (17, 50), (40, 64)])
@@ -234,6 +255,6 @@ def test_other_types_of_a_gguf_are_quantized_anew(tmp_path, tiny):
     assert not any(isinstance(weight, QuantizedTensor) for weight in kept.values())
 
 
-def test_a_model_already_loaded_cannot_be_quantized_by_an_option(llm):
+def test_a_model_already_loaded_cannot_be_quantized_by_an_option(tiny_model, byte_tok):
     with pytest.raises(ValueError, match="from_weights"):
-        LLM(llm.model, tokenizer=llm.tokenizer, quantization="int8")
+        LLM(tiny_model, tokenizer=byte_tok, quantization="int8")

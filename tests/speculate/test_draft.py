@@ -61,6 +61,17 @@ def test_another_model_is_often_wrong_and_changes_nothing(tiny_llm, other_model)
     assert made == answers(tiny_llm()) and accepted < 0.5
 
 
+def test_x04_a_head_with_padding_beyond_the_tokens_is_allowed_and_never_guesses_it(tiny_llm, tiny_model):
+    """The same weights and three rows more, which would win each argmax."""
+    config = replace(tiny_model.config, vocab_size=264, tie_word_embeddings=False)
+    weights = {name: torch.zeros(shape) for name, shape in expected_tensors(config).items()}
+    weights["lm_head.weight"][261:] = 9.0
+    weights |= {name: torch.ones(len(weight)) for name, weight in weights.items() if name.endswith("norm.weight")}
+    weights["embed_tokens.weight"] += 1.0
+    made, _, _ = drafted(tiny_llm, Decoder.from_weights(config, weights, dtype="float64"))
+    assert made == answers(tiny_llm())
+
+
 def test_x04_a_draft_of_other_tokens_is_refused_by_size_or_by_the_first_id_that_differs():
     target = byte_tokenizer()
     check_same_tokens(byte_tokenizer(), target)

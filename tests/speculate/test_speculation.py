@@ -122,7 +122,7 @@ def test_x05_where_blocks_run_out_every_counter_stands_for_tokens_that_are_known
         proposer = Oracle(prompts, params, answers, right)
         with LLM(tiny_model, tokenizer=byte_tok, scheduler=scheduler, proposer=proposer) as llm:
             llm.engine.speculation.controller = Always(draw.randint(1, 5))
-            streams = [llm.engine.submit(job) for job in llm.prompts.listed(prompts, params)]
+            streams = [llm.engine.submit(job) for job in llm.prompts.listed(prompts, params, 0)]
             while llm.step():
                 for request in scheduler.running:
                     assert request.num_missing_tokens >= 1
