@@ -74,7 +74,7 @@ measuring.random_decoder = lambda config, **options: random_decoder(replace(conf
 def on_meta(dtype):
     return measuring.random_decoder(shapes.find_config("another"), device="meta", dtype=dtype)
 
-llm.load_decoder = lambda path, *, dtype, device: (
+llm.load_decoder = lambda path, *, dtype, device, quantization: (
     load(path, dtype=dtype, device=device) if device == "cpu" else on_meta(dtype))
 session.Session.measure_device, session.Session.measure_shape = "meta", "another"
 session.Session.measure_model = lambda self, model: on_meta(str(model.dtype).removeprefix("torch."))
