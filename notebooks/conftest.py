@@ -7,6 +7,7 @@ linter's rule. ``MINILLM_LIVE=0`` is how a kernel learns that its outputs are co
 import os
 
 os.environ["MINILLM_LIVE"] = "0"
+collect_ignore = ["mine"]  # the reader's own copies, with exercises to be done
 
 
 def pytest_collectstart(collector):
