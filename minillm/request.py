@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral, Real
 from types import NoneType
-from typing import Literal
+from typing import Any, Literal
 
 from minillm.cache.blocks import BlockTable
 from minillm.errors import InvalidRequest, shown
@@ -181,7 +181,8 @@ class Request:
 
     ``token_ids`` is everything known (prompt, then output). ``seed`` is resolved: never ``None``.
     ``eos_token_ids`` are the model's; ``max_total_tokens`` is prompt plus the most output it may ever have.
-    ``draft_token_ids`` are guesses at what follows, which the next step may check.
+    ``draft_token_ids`` are guesses at what follows, which the next step may check, ``draft_distributions`` what each
+    was drawn from (none: they are certain).
     ``table`` holds its blocks of KV cache, which are the scheduler's to give and take.
     Times are ``time.perf_counter()`` seconds of the engine's clock: ``arrival_s`` when the caller asked, ``queued_s``
     when the tokenized request was queued.
@@ -203,6 +204,7 @@ class Request:
     num_preemptions: int = 0
     table: BlockTable = field(default_factory=BlockTable)
     draft_token_ids: Sequence[int] = ()
+    draft_distributions: Sequence[Any] = ()
     admitted_s: float | None = None
     finished_s: float | None = None
     finish_reason: FinishReason | None = None

@@ -24,7 +24,7 @@ class Runner:
     def run(self, plan: StepPlan) -> list[SampledToken]:
         """One forward pass over the flat batch; for each item of ``plan.sampling``, in order, a token sampled after its
         last known one and after each of its drafts."""
-        rows = [row_of(item.request, item.draft_token_ids[:count]) for item in plan.sampling
+        rows = [row_of(item.request, item.draft_token_ids, count) for item in plan.sampling
                 for count in range(1 + len(item.draft_token_ids))]
         logits = self.model.forward(self.tensors_of(plan), self.attention)
         return self.sampler(logits, rows) if rows else []
@@ -57,9 +57,12 @@ class Runner:
         return logprobs
 
 
-def row_of(request: Request, draft_token_ids: Sequence[int] = ()) -> SamplingRow:
-    """What the sampler needs to know to choose the request's next token, or the one that follows after drafts."""
+def row_of(request: Request, drafts: Sequence[int] = (), count: int = 0) -> SamplingRow:
+    """What the sampler needs to know to choose the request's next token, or the one after ``count`` of its drafts."""
     eos = () if request.params.ignore_eos else request.eos_token_ids
-    output = [*request.output_token_ids, *draft_token_ids]
+    output, draft = [*request.output_token_ids, *drafts[:count]], None
+    if count < len(drafts):
+        distributions = request.draft_distributions
+        draft = drafts[count], distributions[count] if distributions else None
     return SamplingRow(request.params, request.seed, request.index, len(output), request.prompt_token_ids, output,
-                       (*eos, *request.params.stop_token_ids))
+                       (*eos, *request.params.stop_token_ids), draft)

@@ -31,6 +31,8 @@ class SamplingRow:
 
     ``position`` counts output tokens before this one; the draw depends on (``seed``, ``index``, ``position``) alone.
     ``stop_token_ids`` are all ids that would end the request (masked while ``position < min_tokens``).
+    ``draft``: the guess at this token, if one is checked, and the distribution float ``[vocab]`` from which it was
+    drawn (None: it was certain). minillm's sampler does not look at it, see :mod:`minillm.speculate.residual`.
     """
 
     params: SamplingParams
@@ -40,6 +42,7 @@ class SamplingRow:
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
     stop_token_ids: Sequence[int] = ()
+    draft: tuple[int, Tensor | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,22 +105,32 @@ class Sampler:
         usable = best.isfinite() if adjusted is raw else best.isfinite() & adjusted.amax(-1).isfinite()
         if not usable.all():
             adjusted = adjusted.where(usable.unsqueeze(1), 0.0)
-        ids = lowest_argmax(_race(adjusted, rows)).where(usable, -1).tolist()
+        ids = lowest_argmax(self.race(adjusted, rows)).where(usable, -1).tolist()
         reports = _logprobs(raw, rows, ids)
         return [SampledToken(token_id, reports.get(i)) if token_id >= 0 else
                 SampledToken(-1, error=_why_unusable(best[i].item())) for i, token_id in enumerate(ids)]
 
+    def distributions(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+        """What each row's token is drawn from, after all penalties and filters, float64 ``[N, V]``; for rows that are
+        not greedy."""
+        raw = logits[:, :self.vocab_size]
+        adjusted = adjust_logits(raw if raw.dtype == torch.float64 else raw.float(), rows)
+        return filtered_scores(adjusted, [row.params for row in rows]).double().softmax(-1)
 
-def _race(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """Values whose argmax is the token: a greedy row's logits as they are, a random row's scores plus its noise."""
-    drawn = [i for i, row in enumerate(rows) if not row.params.greedy]
-    if not drawn:
-        return logits
-    everyone = len(drawn) == len(rows)
-    scores = filtered_scores(logits if everyone else logits[drawn], [rows[i].params for i in drawn])
-    keys = [draw_key(rows[i].seed, rows[i].index, rows[i].position) for i in drawn]
-    scores += gumbel_noise(keys, scores.shape[1], scores.device)
-    return scores if everyone else logits.index_copy(0, torch.tensor(drawn, device=logits.device), scores)
+    def race(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+        """Values whose argmax is the token: a greedy row's logits as they are, a random row's scores plus its noise."""
+        drawn = [i for i, row in enumerate(rows) if not row.params.greedy]
+        if not drawn:
+            return logits
+        everyone = len(drawn) == len(rows)
+        scores = filtered_scores(logits if everyone else logits[drawn], [rows[i].params for i in drawn])
+        scores = self.with_noise(scores, [rows[i] for i in drawn])
+        return scores if everyone else logits.index_copy(0, torch.tensor(drawn, device=logits.device), scores)
+
+    def with_noise(self, scores: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+        """``scores`` ``[N, V]``, log-probabilities but for a constant, plus the Gumbel noise of each row's draw."""
+        keys = [draw_key(row.seed, row.index, row.position) for row in rows]
+        return scores.add_(gumbel_noise(keys, scores.shape[1], scores.device))
 
 
 def lowest_argmax(values: Tensor) -> Tensor:

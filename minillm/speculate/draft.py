@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from minillm.attention.base import StepTensors
 from minillm.attention.torch_backend import ContiguousAttention
@@ -12,7 +13,7 @@ from minillm.errors import ModelError
 from minillm.model.decoder import Decoder
 from minillm.request import Request
 from minillm.runner import row_of
-from minillm.sample import SamplerProtocol
+from minillm.sample import SampledToken, SamplerProtocol, SamplingRow
 from minillm.text.tokenizer import Tokenizer
 
 
@@ -56,9 +57,13 @@ class DraftModelProposer:
             new.append(ids[agreed:])
             self._read[request] = ids
         step = StepTensors.of(new, starts, requests, device=self.model.device)
-        rows = [row_of(request, drafts[request]) for request in requests]
-        for request, token in zip(requests, self.sampler(self.model.forward(step, self.attention), rows), strict=True):
+        rows = [row_of(request, drafts[request], len(drafts[request])) for request in requests]
+        for request, token in zip(requests, self.drawn(requests, self.model.forward(step, self.attention), rows)):
             drafts[request].append(max(0, token.token_id))  # -1: its logits are of no use, any guess will do
+
+    def drawn(self, requests: Sequence[Request], logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
+        """A draft for each of ``requests`` from its row of ``logits``."""
+        return self.sampler(logits, rows)
 
     def free(self, request: Request) -> None:
         """Forget its cache."""

@@ -32,7 +32,7 @@ class Speculation:
         """
         decoding = []
         for request in running:
-            request.draft_token_ids = ()
+            request.draft_token_ids = request.draft_distributions = ()
             if request.num_missing_tokens == 1:
                 decoding.append(request)
         if not (count := self.controller.num_drafts(len(decoding)) if decoding else 0):
