@@ -192,26 +192,6 @@ def test_llama_cpp_is_compared_on_gguf_files_alone(tiny_llama):
         load_batch_engine("llamacpp-float16", tiny_llama, "cpu", 2)
 
 
-@pytest.fixture(scope="module")
-def tiny_llama(tmp_path_factory) -> str:
-    """A folder with a random Llama that both sides load; its tokenizer is a byte a token."""
-    transformers = pytest.importorskip("transformers")
-    import torch
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True, initializer_range=0.2)
-    folder = tmp_path_factory.mktemp("tiny")
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizers = pytest.importorskip("tokenizers")
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    bytewise = tokenizers.Tokenizer(tokenizers.models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
-    bytewise.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bytewise.decoder = tokenizers.decoders.ByteLevel()
-    bytewise.save(str(folder / "tokenizer.json"))
-    return str(folder)
-
-
 def test_the_parts_of_a_step_add_up_to_the_whole(tiny_llama):
     cases = {case["case"]: case for case in step_costs.step_parts(tiny_llama, "cpu", batch=4, num_steps=3)}
     whole = cases.pop("whole step")["step_s"]
@@ -282,6 +262,22 @@ def test_one_request_runs_over_blocks_or_over_one_buffer(side, tiny_llama, monke
     monkeypatch.setattr(serving_samples, "greedy", lambda max_tokens: batch_peers.greedy(4))
     case, = serving_samples.take(ServingSpec("paged", side, tiny_llama, "cpu"))
     assert case["case"] == side and case["output_tokens_per_s"] > 0 and case["read_bytes_per_s"] > 0
+
+
+def test_drafts_are_measured_on_copies_stories_and_a_batch(tiny_llama, monkeypatch):
+    """On a model without a chat template, whose answers are cut short."""
+    def chat(llm, conversations, params):
+        return llm.generate([conversation[0]["content"][:40] for conversation in conversations],
+                            batch_peers.greedy(3))
+
+    monkeypatch.setattr(serving_samples.LLM, "chat", chat)
+    names = []
+    for side in ("auto plain", "int8 ngram"):
+        cases = serving_samples.take(ServingSpec("speculation", side, tiny_llama, "cpu"))
+        assert all(case["output_tokens_per_s"] > 0 for case in cases)
+        names += [case["case"] for case in cases]
+    assert names == [f"{what}, {side}" for side in ("auto plain", "int8 ngram")
+                     for what in ("copies", "stories", "32 at once")]
 
 
 def test_gaps_after_a_moment_include_the_one_it_falls_in():

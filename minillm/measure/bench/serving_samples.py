@@ -16,11 +16,13 @@ from typing import Any
 
 import torch
 
-from minillm import LLM
+from minillm import LLM, SamplingParams
 from minillm.attention.torch_backend import ContiguousAttention
+from minillm.config import QUANTIZATIONS
 from minillm.llm import Stream
 from minillm.measure.bench import step_costs
 from minillm.measure.bench.batch_peers import BatchJob, batch_workload, greedy, load_batch_engine, stretch, text_ids
+from minillm.measure.bench.quality import passages
 from minillm.measure.distribution import percentile
 from minillm.measure.report import decode_bytes_per_token
 from minillm.model.device import resolve_device
@@ -120,6 +122,39 @@ def take_overhead(spec: ServingSpec) -> list[Case]:
     return step_costs.step_parts(spec.model, spec.device)
 
 
+EDITS = ("Copy this text word for word, but write every number in words:\n\n{}",
+         "Quote the three most important sentences of this text, each on a line of its own:\n\n{}")
+STORIES = ("Write a short story about a lighthouse keeper.", "Explain how a bicycle stays upright.",
+           "What should a beginner know about growing tomatoes?", "Describe a market in a small town in the morning.")
+
+
+def take_speculation(spec: ServingSpec) -> list[Case]:
+    """``spec.side`` is a number format, and ``"plain"`` or ``"ngram"``. Greedy answers to their own end: one by one to
+    prompts that ask for what they contain (two kinds of prompt, of three texts and three programs) and to prompts that
+    do not, and 32 at once."""
+    kind, how = spec.side.split()
+    options = {"quantization": kind} if kind in QUANTIZATIONS else {"dtype": kind}
+    asked = None if how == "plain" else {"method": "ngram", "num_speculative_tokens": 4}
+    llm = LLM(spec.model, device=spec.device, max_num_seqs=32, enable_prefix_caching=False,
+              speculative_config=asked, **options)
+    texts = [" ".join(passage["text"].split(" ")[:130]) for passage in passages() if passage["language"] == "en"]
+    copies = [form.format(text) for form in EDITS for text in (*texts[:3], *texts[9:12])]
+    ask = lambda prompts: llm.chat([[{"role": "user", "content": prompt}] for prompt in prompts],  # noqa: E731
+                                   SamplingParams(temperature=0.0, max_tokens=128))
+    ask(STORIES)
+    cases = []
+    for name, prompts in (("copies", copies), ("stories", STORIES)):
+        metrics = [ask([prompt])[0].metrics for prompt in prompts]
+        steps = [(own.num_output_tokens - 1, own.e2e_s - own.ttft_s) for own in metrics]
+        num_tokens, seconds = map(sum, zip(*steps))
+        cases.append({"case": f"{name}, {spec.side}", "output_tokens_per_s": num_tokens / seconds})
+    start_s = time.perf_counter()
+    outputs = ask([f"{story} ({number})" for number in range(8) for story in STORIES])
+    num_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+    speed = num_tokens / (time.perf_counter() - start_s)
+    return [*cases, {"case": f"32 at once, {spec.side}", "output_tokens_per_s": speed}]
+
+
 def take_growth(spec: ServingSpec) -> list[Case]:
     """See :func:`~minillm.measure.bench.step_costs.decode_by_load` and ``scheduler_by_queue``."""
     if spec.side == "scheduler":
@@ -129,7 +164,8 @@ def take_growth(spec: ServingSpec) -> list[Case]:
 
 TAKERS: dict[str, Callable[[ServingSpec], list[Case]]] = {
     "batch": take_batch, "paged": take_paged, "overhead": take_overhead, "prefix": take_prefix,
-    "chunked": take_chunked, "growth": take_growth, "endurance": lambda spec: step_costs.endurance(),
+    "chunked": take_chunked, "speculation": take_speculation, "growth": take_growth,
+    "endurance": lambda spec: step_costs.endurance(),
 }
 
 
