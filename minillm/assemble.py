@@ -15,7 +15,7 @@ from minillm.model.config import load_config
 from minillm.model.decoder import Decoder
 from minillm.model.device import free_bytes, resolve_device
 from minillm.model.hub import resolve
-from minillm.model.quantize import SCHEMES, Scheme
+from minillm.model.quantize import SCHEMES, Scheme, scheme_of
 from minillm.model.weights import load_weights
 from minillm.sample import SamplerProtocol
 from minillm.schedule.scheduler import Scheduler, SchedulerProtocol
@@ -134,7 +134,7 @@ def load_decoder(path: Path, *, dtype: str = "auto", device: str = "auto",
     """The decoder of a resolved folder or ``.gguf`` file, on ``device``, see :func:`resolve_device`; ``quantization``
     is a name of :data:`~minillm.model.quantize.SCHEMES`, or a scheme."""
     device, config = resolve_device(device), load_config(path)
-    scheme = SCHEMES[quantization] if isinstance(quantization, str) else quantization
+    scheme = scheme_of(quantization)
     # Weights that a GGUF file holds in 4 bit are not quantized again.
     weights = load_weights(path, config, keep_blocks=scheme == SCHEMES["int4"])
     return Decoder.from_weights(config, weights, dtype=dtype, device=device, quantization=scheme)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 DType = Literal["auto", "float32", "float64", "bfloat16", "float16"]
@@ -132,12 +133,13 @@ def _check_speculation(options: Mapping[str, Any] | None) -> None:
         return
     if not isinstance(options, Mapping):
         raise ValueError(f"speculative_config must map names to values, got {options!r}")
-    if (method := options.get("method", "ngram")) not in METHODS:
+    if str(method := options.get("method", "ngram")) not in METHODS:
         raise ValueError(f"speculative_config's method must be one of {', '.join(METHODS)}, got {method!r}")
     if unknown := sorted(map(str, {*options} - {"method", *METHODS[method]})):
         raise ValueError(f"speculative_config has no {unknown[0]!r}; {method} takes {', '.join(METHODS[method])}")
-    if method == "draft" and not options.get("model"):
-        raise ValueError("speculative_config's method 'draft' needs a model")
+    if method == "draft" and not isinstance(options.get("model"), (str, Path)):
+        raise ValueError("speculative_config's method 'draft' needs a model: a name, an id or a path, got "
+                         f"{options.get('model')!r}. A loaded one goes in as proposer=DraftModelProposer(...)")
     if options.get("quantization") not in (None, *QUANTIZATIONS):
         raise ValueError(f"speculative_config's quantization must be 'int8' or 'int4', got {options['quantization']!r}")
     for name, (default, least, most) in SPECULATION.items():

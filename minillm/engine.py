@@ -133,15 +133,16 @@ class Engine:
 
         An exception from the model, the sampler or what follows ends the requests of that step with
         ``finish_reason="error"``, one from the scheduler all requests; it is raised, and the engine goes on. Ctrl-C
-        in the model or sampler ends none: nothing has been committed, so the next step does that one again.
+        in the proposer, model or sampler ends none: nothing has been committed, so the next step does that one again.
         """
         return self.turns.exclusively(self._step)
 
     def _step(self) -> bool:
-        plan, computing = None, False
+        plan, computing = None, True
         try:
             if self.speculation is not None:
                 self.speculation.propose(self.scheduler.running)
+            computing = False
             plan = self.scheduler.schedule()
             if not plan.scheduled:
                 if self._in_flight:
@@ -254,7 +255,7 @@ class Engine:
             self._stats.num_finished[request.finish_reason] += 1
             self.runner.attention.free(request)
             if self.speculation is not None:
-                self.speculation.proposer.free(request)
+                self.speculation.free(request)
 
     def score(self, token_ids: list[int]) -> list[float]:
         """See :meth:`Runner.score`; between steps, so that it may be called from any thread."""

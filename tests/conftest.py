@@ -145,7 +145,7 @@ class Int8Cache(ContiguousCache):
         for rows in (key, value):
             rounded.append(rows.clone())
             for row in rounded[-1].flatten(0, 1):
-                scale = (row.abs().max() / 127).clamp(2**-14, 65504).half().to(row.dtype)
+                scale = (row.abs().max().float() * (1 + 2**-8) / 127).clamp(min=1e-30).bfloat16().to(row.dtype)
                 row.copy_((row / scale).round().clamp(-127, 127) * scale)
         super().write(layer, start, *rounded)
 

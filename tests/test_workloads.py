@@ -64,6 +64,9 @@ class Guesser:
     def num_drafts(self, num_requests):
         return self.draw.randint(0, 4)
 
+    def asked(self, *_):
+        pass
+
     def saw(self, *_):
         pass
 

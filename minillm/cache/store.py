@@ -75,7 +75,7 @@ class BlockStore:
 
 
 class Int8BlockStore(BlockStore):
-    """A head's keys of a token, and its values, as whole numbers -127..127 and one float16 scale: 66 bytes for 64.
+    """A head's keys of a token, and its values, as whole numbers -127..127 and one bfloat16 scale: 66 bytes for 64.
 
     A scale comes from the row that it is written with, so a row's bits are the same whatever lies beside it.
     """
@@ -83,7 +83,7 @@ class Int8BlockStore(BlockStore):
     def __init__(self, config: ModelConfig, num_blocks: int, block_size: int, *, dtype: torch.dtype,
                  device: torch.device | str):
         super().__init__(config, num_blocks, block_size, dtype=dtype, device=device)
-        self.scales = self._room(config, num_blocks, block_size, torch.float16, device, head_dim=1)
+        self.scales = self._room(config, num_blocks, block_size, torch.bfloat16, device, head_dim=1)
         self._scales = _views(self.scales)
 
     @staticmethod
@@ -103,9 +103,10 @@ class Int8BlockStore(BlockStore):
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         rows = torch.stack((key, value), 1)
-        # A scale below float16's smallest normal number would lose its digits, one above its largest be infinite.
-        scales = (rows.abs().amax(-1, keepdim=True) / 127).clamp(2**-14, 65504.0).half()
-        codes = (rows / scales).round_().clamp_(-127, 127)
+        # A little more than needed, as rounding to bfloat16 may take that much; and 127 times it must be a number.
+        scales = rows.abs().amax(-1, keepdim=True).float() * ((1 + 2**-8) / 127)
+        scales = scales.clamp(1e-30, min(torch.finfo(self.dtype).max, 1e38) / 128).bfloat16()
+        codes = (rows / scales.float()).round_().clamp_(-127, 127)
         self._kept[layer][0].index_copy_(0, slots, codes.to(torch.int8))
         self._scales[layer][0].index_copy_(0, slots, scales)
 

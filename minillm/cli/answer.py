@@ -189,6 +189,10 @@ def _answer(llm: LLM, messages: list[dict[str, str]], line: str, params: Samplin
 
 
 def _report(llm: LLM, output: RequestOutput, trace: Trace, waited: float | None) -> str:
+    import torch
+
+    from minillm.assemble import STORES
+    from minillm.cache.store import BlockStore
     from minillm.measure.bench.machine import current_card
     from minillm.measure.report import decode_bytes_per_token, format_report
 
@@ -198,5 +202,11 @@ def _report(llm: LLM, output: RequestOutput, trace: Trace, waited: float | None)
         print("\nmeasuring this machine (about ten seconds; kept if nothing else runs) ...", file=sys.stderr)
         card = current_card(device)
     metrics = output.metrics
-    read = decode_bytes_per_token(llm.model, metrics.num_prompt_tokens, metrics.num_output_tokens)
-    return format_report(output, trace, bytes_per_token=read, card=card, waited=waited)
+    config, store, speculation = llm.model.config, STORES[llm.config.kv_cache_dtype], llm.engine.speculation
+    item_bytes = store.bytes_per_token(config, llm.model.dtype) / BlockStore.bytes_per_token(config, torch.int8)
+    read = None if speculation else decode_bytes_per_token(llm.model, metrics.num_prompt_tokens,
+                                                           metrics.num_output_tokens, item_bytes)
+    report = format_report(output, trace, bytes_per_token=read, card=card, waited=waited)
+    if speculation:
+        report += f"\n  drafts       {speculation.num_accepted:5} right of {speculation.num_checked} checked"
+    return report

@@ -19,16 +19,18 @@ BAR_WIDTH = 36
 MAX_WAITED, MAX_ITL_P99_OVER_P50, MIN_GAPS = 0.15, 5.0, 20
 
 
-def decode_bytes_per_token(model: Any, num_prompt_tokens: int, num_output_tokens: int) -> float:
+def decode_bytes_per_token(model: Any, num_prompt_tokens: int, num_output_tokens: int,
+                           item_bytes: float | None = None) -> float:
     """Bytes a decode step reads on average: all weights of the step, and K and V of every token before it.
 
-    ``model`` is a :class:`~minillm.model.decoder.Decoder`; K and V are taken to be of its activations' type.
+    ``model`` is a :class:`~minillm.model.decoder.Decoder`; a number of K and V takes ``item_bytes``, by default those
+    of its activations' type.
     """
     mean_context = num_prompt_tokens + num_output_tokens / 2
-    return model.bytes_read_per_step + kv_bytes_read(model.config, mean_context, model.dtype.itemsize)
+    return model.bytes_read_per_step + kv_bytes_read(model.config, mean_context, item_bytes or model.dtype.itemsize)
 
 
-def kv_bytes_read(config: ModelConfig, context_tokens: float, item_bytes: int) -> float:
+def kv_bytes_read(config: ModelConfig, context_tokens: float, item_bytes: float) -> float:
     """Bytes of K and V that attention reads for one token with ``context_tokens`` before it, windows respected."""
     tokens = sum(context_tokens if window is None else min(window, context_tokens) for window in config.windows)
     return 2 * config.num_kv_heads * config.head_dim * item_bytes * tokens

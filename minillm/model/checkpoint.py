@@ -152,6 +152,8 @@ class GGUFCheckpoint(Checkpoint):
         if len(self.shapes[name]) != 2 or ".ffn_gate_inp." in name or (blocks := self.file.q4_blocks(name)) is None:
             return None
         codes, scales, middles = (self._in_order(name, torch.from_numpy(part)) for part in blocks)
+        if not (scales.isfinite().all() and middles.isfinite().all()):
+            raise ModelError(f"{self.file.path}: tensor {name!r} holds inf or nan; fetch the model again")
         return QuantizedTensor(pack(codes), scales.bfloat16(), middles.bfloat16(), 32, codes.shape[1])
 
     def _in_order(self, name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from minillm.attention.base import AttentionBackend, StepTensors
 from minillm.model.config import ModelConfig
 from minillm.model.experts import Experts
 from minillm.model.layers import MLP, Attention, RMSNorm, WeightReader
-from minillm.model.quantize import QuantizedTensor, Scheme
+from minillm.model.quantize import QuantizedTensor, Scheme, scheme_of
 from minillm.model.quantized import UnpackedLinear
 from minillm.model.rope import RotaryEmbedding
 
@@ -56,7 +56,7 @@ class Decoder:
         self.layers = [DecoderLayer(layer, config, reader) for layer in range(config.num_layers)]
         self.norm = RMSNorm(reader.vector("norm.weight", config.hidden_size), config.rms_norm_eps)
         if config.tie_word_embeddings:
-            self.head = reader.make([table], role="head")
+            self.head = reader.make([table], role="head", name="embed_tokens")
         else:
             self.head = reader.linear(["lm_head"], [config.vocab_size], config.hidden_size, role="head")
         self.num_bytes = reader.num_bytes
@@ -73,18 +73,18 @@ class Decoder:
     @classmethod
     def from_weights(cls, config: ModelConfig, weights: Mapping[str, Tensor | QuantizedTensor], *,
                      dtype: str = "float32", device: str | torch.device = "cpu",
-                     quantization: Scheme | None = None) -> Decoder:
+                     quantization: str | Scheme | None = None) -> Decoder:
         """The decoder of ``config`` with ``weights`` under their canonical names; a ``dict`` is emptied on the way.
 
         ``dtype``: ``"auto"``, ``"float32"``, ``"float64"``, ``"bfloat16"`` or ``"float16"``, as in ``EngineConfig``;
-        ``quantization``: how linear layers are quantized, None: not.
+        ``quantization``: how linear layers are quantized, by name or as a scheme; None: not.
 
         Raises:
             ModelError: naming a weight that is missing, left over or of the wrong shape, or an unknown RoPE type.
         """
         with torch.inference_mode():
-            reader = WeightReader(weights, dtype=dtype, device=torch.device(device), quantization=quantization)
-            return cls(config, reader)
+            return cls(config, WeightReader(weights, dtype=dtype, device=torch.device(device),
+                                            quantization=scheme_of(quantization)))
 
     def _embedding_table(self, table: Tensor) -> Tensor:
         """``table`` in the type of its activations, or in float16 beside a tied head that keeps float16; the head's

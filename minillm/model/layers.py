@@ -62,13 +62,10 @@ class WeightReader:
         named = list(zip(names, sizes, strict=True))
         weights = [self.take(f"{name}.weight", size, num_inputs) for name, size in named]
         biases = [self.take(f"{name}.bias", size) for name, size in named] if bias else []
-        try:
-            return self.make(weights, biases, role=role)
-        except ValueError as error:
-            raise ModelError(f"{', '.join(names)}: {error}") from None
+        return self.make(weights, biases, role=role, name=", ".join(names))
 
     def make(self, weights: Sequence[Tensor | QuantizedTensor], biases: Sequence[Tensor] = (), *, is_read: bool = True,
-             role: Role = "layer") -> Linear:
+             role: Role = "layer", name: str = "an expert") -> Linear:
         """One linear layer that computes those of ``weights``, each ``[out, in]``, behind one another.
 
         ``is_read``: whether a step of one token reads it, as it does all layers but most experts.
@@ -79,7 +76,10 @@ class WeightReader:
             layer = make_linear(_join(weights), terms, dtype=dtype, device=self.device)
         else:
             scheme = scheme.of_head if role == "head" else scheme
-            parts = [part if isinstance(part, QuantizedTensor) else quantize(part, scheme) for part in weights]
+            try:
+                parts = [part if isinstance(part, QuantizedTensor) else quantize(part, scheme) for part in weights]
+            except ValueError as error:
+                raise ModelError(f"{name}: {error}") from None
             layer = make_quantized_linear(QuantizedTensor.join(parts), terms, dtype=self.activations,
                                           device=self.device)
         self.num_bytes += layer.num_bytes

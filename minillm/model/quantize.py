@@ -24,6 +24,7 @@ from torch.nn.functional import pad
 Fit = Literal["absmax", "minmax", "least-squares"]
 FITS: tuple[Fit, ...] = get_args(Fit)
 BITS = {"int8": 8, "int4": 4}
+LARGEST = 1e15  # whose squares can still be added up in float32
 # Rows are quantized so many weights at a time: what a fit makes on the way stays in the cache.
 _CHUNK = 2**18
 
@@ -47,10 +48,10 @@ class Scheme:
     head: str = "int8"
 
     def __post_init__(self) -> None:
-        if self.name not in BITS or self.head not in BITS:
+        if not {str(self.name), str(self.head)} <= {*BITS}:
             raise ValueError(f"quantization must be one of {', '.join(map(repr, BITS))}, got {self.name!r} with a head "
                              f"of {self.head!r}")
-        if self.fit not in FITS or self.name == "int8" and self.fit != "absmax":
+        if str(self.fit) not in FITS or self.name == "int8" and self.fit != "absmax":
             raise ValueError(f"fit must be one of {', '.join(map(repr, FITS))}, for int8 'absmax', got {self.fit!r}")
         size = self.group_size
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
@@ -64,6 +65,20 @@ class Scheme:
 
 # What ``quantization="int8"`` and ``"int4"`` mean.
 SCHEMES = {"int8": Scheme("int8"), "int4": Scheme("int4", group_size=32, fit="least-squares")}
+
+
+def scheme_of(quantization: str | Scheme | None) -> Scheme | None:
+    """A scheme itself, or by the name that the engine's option has.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if quantization is None or isinstance(quantization, Scheme):
+        return quantization
+    if str(quantization) not in SCHEMES:
+        raise ValueError(f"quantization must be one of {', '.join(map(repr, SCHEMES))}, a Scheme or None, got "
+                         f"{quantization!r}")
+    return SCHEMES[quantization]
 
 
 @dataclass(frozen=True)
@@ -99,10 +114,16 @@ class QuantizedTensor:
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The matrix that the codes stand for, ``[out, in]``."""
-        scales, middles = (part if part is None else part.to(dtype).repeat_interleave(self.group_size, 1)
-                           [:, :self.num_inputs] if part.shape[1] > 1 else part.to(dtype)
-                           for part in (self.scales, self.middles))
-        return self.codes * scales if middles is None else (self.codes.to(dtype) - 8) * scales + middles
+        wide = torch.float32 if dtype == torch.float16 else dtype  # which has no room for small scales
+        scales = self._spread(self.scales.to(wide))
+        values = self.codes * scales if self.middles is None else \
+            (self.codes.to(wide) - 8) * scales + self._spread(self.middles.to(wide))
+        return values.to(dtype)
+
+    def _spread(self, by_group: Tensor) -> Tensor:
+        if by_group.shape[1] == 1:
+            return by_group
+        return by_group.repeat_interleave(self.group_size, 1)[:, :self.num_inputs]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> QuantizedTensor:
         """With ``change`` of each part: rows picked, or another device."""
@@ -121,11 +142,13 @@ def quantize(weight: Tensor, scheme: Scheme) -> QuantizedTensor:
     """``weight`` ``[out, in]``, any float dtype, in ``scheme``.
 
     Raises:
-        ValueError: it is no matrix, or holds a number that is not finite.
+        ValueError: it is no matrix, or holds a number that is not finite or beyond :data:`LARGEST`.
     """
-    if weight.dim() != 2 or not weight.isfinite().all():
-        raise ValueError(f"only matrices of finite numbers can be quantized; this has shape {tuple(weight.shape)}"
-                         + (" and inf or nan in it" if weight.dim() == 2 else ""))
+    if weight.dim() != 2:
+        raise ValueError(f"only a matrix can be quantized, got shape {tuple(weight.shape)}")
+    if not (weight.abs() <= LARGEST).all():
+        raise ValueError(f"only weights up to {LARGEST:g} can be quantized, this has larger ones, inf or nan; use the "
+                         "model without quantization, or fetch it again")
     size = min(scheme.group_size or weight.shape[1], weight.shape[1])
     of_groups = _int8 if scheme.name == "int8" else _int4
     pieces = [of_groups(_grouped(rows.float(), size), scheme.fit)

@@ -106,7 +106,7 @@ class Int4PackLinear(Linear):
             and inputs % quantized.group_size == 0 and dtype == torch.bfloat16
 
     def __call__(self, x: Tensor) -> Tensor:
-        result = self._apply(x, self._packed, self._group_size, self._scales)
+        result = self._apply(x.contiguous(), self._packed, self._group_size, self._scales)
         return result if self._bias is None else result.add_(self._bias)
 
     @property

@@ -36,7 +36,7 @@ class _Recorder(WeightReader):
         self.shapes[name] = shape
         return torch.zeros(()).expand(shape)  # (device="meta" would load torch's compiler: seconds)
 
-    def make(self, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor] = (), **_: bool) -> Linear:
+    def make(self, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor] = (), **_: object) -> Linear:
         return DenseLinear(weights[0], None)
 
 

@@ -13,7 +13,7 @@ from minillm.errors import ModelError
 from minillm.model.decoder import Decoder
 from minillm.request import Request
 from minillm.runner import row_of
-from minillm.sample import SampledToken, SamplerProtocol, SamplingRow
+from minillm.sample import SampledToken, SamplerProtocol, SamplingRow, usable_tokens
 from minillm.text.tokenizer import Tokenizer
 
 
@@ -48,17 +48,20 @@ class DraftModelProposer:
 
     def _step(self, requests: Sequence[Request], drafts: dict[Request, list[int]]) -> None:
         """One more draft for each of ``requests``."""
-        starts, new = [], []
+        starts, new, texts = [], [], []
         for request in requests:
             ids = [*request.token_ids, *drafts[request]]
             read = self._read.get(request, [])
             agreed = next((i for i, (a, b) in enumerate(zip(read, ids)) if a != b), min(len(read), len(ids) - 1))
             starts.append(agreed)
             new.append(ids[agreed:])
-            self._read[request] = ids
+            texts.append(ids)
         step = StepTensors.of(new, starts, requests, device=self.model.device)
         rows = [row_of(request, drafts[request], len(drafts[request])) for request in requests]
-        for request, token in zip(requests, self.drawn(requests, self.model.forward(step, self.attention), rows)):
+        logits = self.model.forward(step, self.attention)
+        self._read |= zip(requests, texts)
+        tokens = usable_tokens(self.drawn(requests, logits, rows), len(rows), self.model.config.vocab_size)
+        for request, token in zip(requests, tokens):
             drafts[request].append(max(0, token.token_id))  # -1: its logits are of no use, any guess will do
 
     def drawn(self, requests: Sequence[Request], logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:

@@ -67,8 +67,8 @@ class Controller:
 
     A request that checks k drafts of which each is right with probability a gets ``1 + a + ... + a^k`` tokens in a step
     (Leviathan et al. 2023, arXiv:2211.17192), and the step has k more rows for it. Steps of a few rows cost what one
-    row costs, as they read the same weights; a full batch pays for every row. Speculation is tried again now and then
-    where it did not pay, for text changes.
+    row costs, as they read the same weights; a full batch pays for every row; and asking takes time. Speculation is
+    tried again now and then where it did not pay, for text changes.
 
     Args:
         most: most drafts of a request.
@@ -81,6 +81,7 @@ class Controller:
         self.most, self.margin = most, margin
         self.acceptance = 0.7  # hopeful, so that it is tried
         self.seconds: dict[int, float] = {}  # by the power of two that holds the number of rows
+        self.asking_s, self.answered = 0.0, 1.0  # what asking takes, and the share of requests that get drafts
         self._since_tried = 0
 
     def num_drafts(self, num_requests: int) -> int:
@@ -88,11 +89,14 @@ class Controller:
         plain = self._seconds(num_requests)
         if plain is None:  # what a plain step costs must be known first
             return 0
+        # Asking that costs next to nothing is no decision: what counts is what to do with drafts once there are some.
+        asking, answered = (0.0, 1.0) if self.asking_s < 0.02 * plain else (self.asking_s, self.answered)
         best, best_speed = 0, self.margin / plain
         for count in range(1, self.most + 1):
             # Not seen yet: hoped to cost no more, to be seen.
             seconds = self._seconds(num_requests * (1 + count)) or plain
-            if (speed := self.tokens_per_step(count) / seconds) > best_speed:
+            tokens = 1 + answered * (self.tokens_per_step(count) - 1)
+            if (speed := tokens / (asking + answered * seconds + (1 - answered) * plain)) > best_speed:
                 best, best_speed = count, speed
         self._since_tried = 0 if best else self._since_tried + 1
         if self._since_tried >= self.TRY_EVERY:
@@ -102,6 +106,11 @@ class Controller:
     def tokens_per_step(self, num_drafts: int) -> float:
         """Expected of one request, at the acceptance seen."""
         return math.fsum(self.acceptance**k for k in range(num_drafts + 1))
+
+    def asked(self, seconds: float, num_requests: int, num_answered: int) -> None:
+        """The proposer took so long, and had drafts for so many of those that it was asked for."""
+        self.asking_s = self._moved(self.asking_s, seconds) if self.asking_s else seconds
+        self.answered = self._moved(self.answered, num_answered / num_requests)
 
     def saw(self, num_rows: int, seconds: float, num_checked: int, num_accepted: int) -> None:
         """A step of decodes alone: its rows and time, and how many of the drafts that came to be checked were right.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from minillm.errors import shown
+from minillm.errors import shown, told
 from minillm.request import Request
 from minillm.schedule.plan import StepPlan
 from minillm.speculate.propose import Controller, ProposerProtocol
@@ -17,33 +19,38 @@ if TYPE_CHECKING:
 class Speculation:
     """Asks ``proposer`` for as many drafts as ``controller`` says, and tells the controller what came of them.
 
+    A proposer that fails is not asked again (``failure`` says why, and a warning does): nobody needs its drafts.
     ``num_checked`` drafts came to be checked so far (those before them were right), and ``num_accepted`` were right.
     """
 
     def __init__(self, proposer: ProposerProtocol, controller: Controller, vocab_size: int):
         self.proposer, self.controller, self.vocab_size = proposer, controller, vocab_size
         self.num_checked = self.num_accepted = 0
+        self.failure: str | None = None
 
     def propose(self, running: Sequence[Request]) -> None:
-        """Set the drafts of those requests that decode; of others none.
-
-        Raises:
-            TypeError: the proposer answers with other than lists of ids, one for each request.
-        """
+        """Set the drafts of those requests that decode; of others none."""
         decoding = []
         for request in running:
             request.draft_token_ids = request.draft_distributions = ()
             if request.num_missing_tokens == 1:
                 decoding.append(request)
-        if not (count := self.controller.num_drafts(len(decoding)) if decoding else 0):
+        if self.failure or not decoding or not (count := self.controller.num_drafts(len(decoding))):
             return
-        proposed = self.proposer.propose(decoding, count)
-        if not isinstance(proposed, (list, tuple)) or len(proposed) != len(decoding):
-            raise TypeError(f"the proposer must return {len(decoding)} lists of ids, it returned {shown(proposed)}")
+        start_s = time.perf_counter()
+        try:
+            proposed = [tuple(drafts)[:count] for drafts in self.proposer.propose(decoding, count)]
+            if len(proposed) != len(decoding):
+                raise ValueError(f"it must return {len(decoding)} lists of ids, and returned {len(proposed)}")
+            if junk := [drafts for drafts in proposed for draft in drafts
+                        if type(draft) is not int or not 0 <= draft < self.vocab_size]:
+                raise ValueError(f"it guessed {shown(junk[0])}; ids are ints from 0 to {self.vocab_size - 1}")
+        except Exception as error:
+            self._fail(error)
+            return
         for request, drafts in zip(decoding, proposed):
-            if not all(type(draft) is int and 0 <= draft < self.vocab_size for draft in drafts):
-                raise TypeError(f"the proposer guessed {shown(drafts)}; ids are ints from 0 to {self.vocab_size - 1}")
-            request.draft_token_ids = tuple(drafts[:count])
+            request.draft_token_ids = drafts
+        self.controller.asked(time.perf_counter() - start_s, len(decoding), sum(map(bool, proposed)))
 
     def accept(self, plan: StepPlan, sampled: Sequence[SampledToken], seconds: float) -> list[list[SampledToken]]:
         """For each item of ``plan.sampling`` the tokens it gets, one at least: those sampled after its last known token
@@ -60,3 +67,15 @@ class Speculation:
         if all(item.stage == "decode" for item in plan.scheduled):
             self.controller.saw(plan.num_tokens, seconds, num_checked, num_accepted)
         return kept
+
+    def free(self, request: Request) -> None:
+        """A request has ended."""
+        try:
+            self.proposer.free(request)
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self.failure = told(error)
+        warnings.warn(f"the proposer failed, the engine goes on without drafts: {self.failure}", RuntimeWarning,
+                      stacklevel=2)

@@ -79,7 +79,7 @@ def test_zeros_stay_zeros_and_one_number_stays_that_number(scheme):
 
 
 @pytest.mark.parametrize("scheme", [*SCHEMES.values(), *INT4.values()], ids=str)
-@pytest.mark.parametrize("size", [1e-30, 1e-7, 1e4])
+@pytest.mark.parametrize("size", [1e-30, 1e-7, 1e4, 2e14])
 def test_a_tiny_row_keeps_its_values_to_within_one_step_and_all_are_finite(scheme, size):
     weight = random(4, 64) * torch.tensor([[size], [1.0], [0.0], [size]])
     result = quantize(weight, scheme)
@@ -120,8 +120,9 @@ def test_two_codes_in_a_byte_come_back(inputs):
 
 
 def test_what_cannot_be_quantized_is_refused():
-    for weight, words in ((random(3), "matrices"), (torch.tensor([[1.0, torch.inf]]), "inf or nan"),
-                          (torch.tensor([[torch.nan]]), "inf or nan")):
+    for weight, words in ((random(3), "only a matrix"), (torch.tensor([[1.0, torch.inf]]), "inf or nan"),
+                          (torch.tensor([[torch.nan]]), "inf or nan"), (torch.tensor([[1e39]]).double(), "larger ones"),
+                          (torch.tensor([[-1e20]]), "larger ones")):
         with pytest.raises(ValueError, match=words):
             quantize(weight, SCHEMES["int8"])
     for arguments, words in (
@@ -140,19 +141,20 @@ def test_what_cannot_be_quantized_is_refused():
 
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("scheme", [*SCHEMES.values(), Scheme("int4", 128, "minmax")], ids=str)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_every_kernel_computes_what_the_codes_stand_for_at_any_row_count(scheme, dtype, with_bias):
     weight, bias = quantize(random(48, 256), scheme), random(48, seed=1).to(dtype) if with_bias else None
     layer = make_quantized_linear(weight, bias, dtype=dtype, device=CPU)
     kind = {"int8": Int8PackLinear, "int4": Int4PackLinear}[scheme.name]
     taken = dtype == torch.bfloat16 and has_packed_kernel(kind, CPU)
     assert type(layer) is (kind if taken else UnpackedLinear)
-    tolerance = {torch.bfloat16: 2e-2, torch.float32: 1e-4}[dtype]
+    tolerance = {torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float32: 1e-4}[dtype]
     for rows in (0, 1, 2, 5, 33, 130):
         x = random(rows, 256, seed=rows).to(dtype)
         expected = linear(x.double(), weight.dequantize().double(), None if bias is None else bias.double())
         result = layer(x)
         assert result.dtype == dtype and result.shape == (rows, 48)
+        assert torch.equal(layer(x.repeat(1, 2)[:, :256]), result)  # a view with longer strides
         torch.testing.assert_close(result.double(), expected, rtol=tolerance, atol=10 * tolerance)
     torch.testing.assert_close(layer.weight.float(), weight.dequantize(), rtol=2**-7, atol=1e-2)
     assert layer.num_bytes == weight.nbytes + (0 if bias is None else bias.nbytes)
@@ -221,11 +223,23 @@ def stand_in(name: str, weight: torch.Tensor, scheme: Scheme, tied: bool) -> tor
     return quantize(weight, scheme).dequantize()
 
 
-def test_a_weight_that_is_not_finite_is_refused_as_the_models_fault(tiny):
-    config, weights = config_and_weights(tiny.make_model("llama"), tiny)
-    weights["layers.1.mlp.up_proj.weight"][0, 0] = torch.inf
-    with pytest.raises(ModelError, match="layers.1.mlp.*inf or nan"):
-        Decoder.from_weights(config, weights, quantization=SCHEMES["int8"])
+@pytest.mark.parametrize("name", ["layers.1.mlp.up_proj", "embed_tokens"])
+def test_a_weight_that_is_not_finite_is_refused_as_the_models_fault(name, tiny):
+    config, weights = config_and_weights(tiny.make_model("llama", tie_word_embeddings=True), tiny)
+    weights[f"{name}.weight"][0, 0] = torch.inf
+    with pytest.raises(ModelError, match=f"{name}.*inf or nan"):
+        Decoder.from_weights(config, weights, quantization="int8")
+
+
+def test_a_scale_in_a_gguf_file_that_is_not_finite_is_refused(tmp_path, tiny):
+    path = tiny.write_gguf(tmp_path / "model.gguf", tiny.make_model("llama", **WIDE),
+                           kind=gguf.GGMLQuantizationType.Q4_1)
+    file = read_gguf(path)
+    with open(path, "r+b") as data:
+        data.seek(file.data_start + file.tensors["blk.0.ffn_up.weight"].offset)
+        data.write(b"\x00\x7e")  # NaN in float16
+    with pytest.raises(ModelError, match="blk.0.ffn_up.weight.*inf or nan"):
+        load_decoder(path, quantization="int4")
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])

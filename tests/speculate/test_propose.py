@@ -96,6 +96,29 @@ def test_what_trials_cost_is_little():
     assert spent < 1.08 * 1900 * plain
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_proposer_that_takes_longer_than_it_saves_is_hardly_asked(answers):
+    """A step of 20 ms, 50 ms for drafts that are always right, or that never come."""
+    controller, asked = Controller(4), 0
+    for _ in range(1000):
+        count = controller.num_drafts(1)
+        if count:
+            asked += 1
+            controller.asked(0.05 if answers else 0.01, 1, int(answers))
+        checked = count if answers else 0
+        controller.saw(1 + checked, 0.02, checked, min(checked, 1))
+    assert asked < 40
+
+
+def test_asking_that_costs_nothing_goes_on_however_seldom_there_is_a_draft():
+    controller = Controller(4)
+    for _ in range(200):
+        if controller.num_drafts(1):
+            controller.asked(1e-5, 1, 0)
+        controller.saw(1, 0.02, 0, 0)
+    assert controller.num_drafts(1) == 4
+
+
 def test_it_turns_on_again_when_the_text_changes():
     controller = Controller(4)
     driven(controller, 1, 0.0, memory_bound, 200)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
 from minillm import LLM, SamplingParams
 from minillm.cache.blocks import BlockPool
 from minillm.config import EngineConfig
+from minillm.sample import Sampler
 from minillm.schedule.recording import RecordingScheduler
 from minillm.schedule.scheduler import Scheduler
+from minillm.speculate import draft
+from minillm.speculate.draft import DraftModelProposer
 from minillm.speculate.propose import NgramProposer
 
 VOCAB = 261
@@ -24,6 +28,9 @@ class Always:
 
     def num_drafts(self, num_requests: int) -> int:
         return self.count
+
+    def asked(self, seconds: float, num_requests: int, num_answered: int) -> None:
+        assert seconds > 0 and 0 <= num_answered <= num_requests
 
     def saw(self, num_rows: int, seconds: float, num_checked: int, num_accepted: int) -> None:
         assert 0 <= num_accepted <= num_checked and seconds > 0
@@ -156,25 +163,63 @@ def test_a_stop_in_the_middle_of_accepted_drafts_ends_there(script_llm):
 
 
 @pytest.mark.parametrize("answer, words", [
-    ([], "1 lists"), (None, "1 lists"), ([[VOCAB]], "ids are ints"), ([[-1]], "ids are ints"),
-    ([[True]], "ids are ints"), ([["a"]], "ids are ints"), ([[1.0]], "ids are ints")])
-def test_a_proposer_that_answers_junk_ends_who_was_there_and_the_engine_goes_on(tiny_llm, answer, words):
+    ([], "1 lists of ids, and returned 0"), (None, "NoneType"), ([None], "NoneType"), ([5], "int"), (7, "int"),
+    ([[VOCAB]], "ids are ints"), ([[-1]], "ids are ints"), ([[True]], "ids are ints"), ([["a"]], "ids are ints"),
+    ([[1.0]], "ids are ints"), (ZeroDivisionError("oh"), "ZeroDivisionError: oh")], ids=str)
+def test_a_proposer_that_fails_is_told_and_not_asked_again_and_nobody_loses_a_token(tiny_llm, answer, words):
     class Junk(NgramProposer):
         def propose(self, requests, num_tokens):
+            if isinstance(answer, Exception):
+                raise answer
             return answer
 
+    own = SamplingParams(max_tokens=6, ignore_eos=True, seed=1)
+    (expected,) = tiny_llm().generate([[1, 2, 3]], own)
     with speculating(tiny_llm, Junk(), 3) as llm:
-        with pytest.raises(TypeError, match=words):
-            llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, ignore_eos=True))
-        llm.engine.speculation.proposer = NgramProposer()
-        (out,) = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, ignore_eos=True))
-        assert len(out.outputs[0].token_ids) == 4
+        with pytest.warns(RuntimeWarning, match=f"goes on without drafts.*{words}"):
+            (out,) = llm.generate([[1, 2, 3]], own)
+        assert out.outputs[0].token_ids == expected.outputs[0].token_ids and words in llm.engine.speculation.failure
+        assert llm.generate([[1, 2, 3]], own)[0].outputs[0].token_ids == expected.outputs[0].token_ids  # and no warning
+
+
+def test_a_proposer_that_cannot_forget_ends_nobody(tiny_llm):
+    class Keeps(NgramProposer):
+        def free(self, request):
+            raise OSError("full")
+
+    with speculating(tiny_llm, Keeps(2, 1), 3) as llm:
+        with pytest.warns(RuntimeWarning, match="full"):
+            outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=6, ignore_eos=True))
+    assert [out.outputs[0].finish_reason for out in outputs] == ["length"] * len(PROMPTS)
+
+
+def test_ctrl_c_in_a_proposer_or_its_model_loses_nothing(tiny_llm, tiny_model, interrupt_at):
+    """At any place: the step is done again, and the tokens are those without drafts."""
+    own = SamplingParams(max_tokens=8, ignore_eos=True, seed=1)
+    (expected,) = tiny_llm().generate([[1, 2, 3]], own)
+    with speculating(tiny_llm, DraftModelProposer(tiny_model, Sampler(VOCAB)), 3) as llm:
+        for place in range(1, 400, 7):
+            stream = llm.stream([1, 2, 3], own)
+            came = interrupt_at(place, under=str(Path(draft.__file__)))
+            while True:
+                try:
+                    if not llm.step():
+                        break
+                except KeyboardInterrupt:
+                    pass
+            interrupt_at(0)
+            list(stream)
+            assert stream.output.outputs[0].token_ids == expected.outputs[0].token_ids, place
+            if not came:
+                break
+        assert place > 50 and llm.engine.speculation.failure is None
 
 
 def test_what_cannot_be_speculated_is_refused_by_name(tiny_llm, tiny_model, byte_tok):
     for options, words in (
             ({"method": "eagle"}, "method must be one of ngram, draft"), ({"tokens": 3}, "no 'tokens'"),
-            ("ngram", "must map"), ({"method": "draft"}, "needs a model"), ({"model": "x"}, "no 'model'; ngram takes"),
+            ("ngram", "must map"), ({"method": "draft"}, "needs a model"), ({"method": ["ngram"]}, "one of"),
+            ({"model": "x"}, "no 'model'; ngram takes"),
             ({"method": "draft", "model": "x", "quantization": "int3"}, "quantization must be"),
             ({"num_speculative_tokens": 0}, "num_speculative_tokens.*1 to 32"),
             ({"num_speculative_tokens": True}, "num_speculative_tokens"),
