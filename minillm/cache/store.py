@@ -85,6 +85,7 @@ class Int8BlockStore(BlockStore):
         super().__init__(config, num_blocks, block_size, dtype=dtype, device=device)
         self.scales = self._room(config, num_blocks, block_size, torch.bfloat16, device, head_dim=1)
         self._scales = _views(self.scales)
+        self._wide = torch.float32 if dtype == torch.float16 else dtype  # float16 has no room for small scales
 
     @staticmethod
     def kept_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -111,11 +112,12 @@ class Int8BlockStore(BlockStore):
         self._scales[layer][0].index_copy_(0, slots, scales)
 
     def read(self, layer: int, where: slice | Tensor) -> Tensor:
-        return _picked(self._kept[layer], where) * _picked(self._scales[layer], where).to(self.dtype)
+        scales = _picked(self._scales[layer], where).to(self._wide)
+        return (_picked(self._kept[layer], where) * scales).to(self.dtype)
 
     def gather(self, layer: int, blocks: Tensor, out: Tensor) -> None:
         codes, scales = self._kept[layer][1][blocks], self._scales[layer][1][blocks]
-        torch.mul(codes, scales.to(self.dtype), out=out)
+        torch.mul(codes, scales.to(self._wide), out=out)
 
 
 _Views = tuple[Tensor, Tensor]  # of one layer: by slot, by block
