@@ -17,6 +17,7 @@ PRINTED = {
     "score.py": r"perplexity +[\d.]+  The capital of France is Paris\.",
     "own_sampler.py": r"The capital of France is\S*.+",
     "own_scheduler.py": r"scheduler: \d+ cases hold\n\d+ ms: Two and two.+\n\d+ ms: The capital of France.+",
+    "speculation.py": r"page 12\n2\. Chapter 2: page 24[\s\S]+96 steps without drafts, [1-8]\d with; .* equal: True",
     "many.py": r"(?s)The sky is.+The capital of France is.+\n64 tokens in 1\d steps; (\d+) of \1 blocks free",
     "trace.py": r"prefill +[\d.]+ ms\ndecode +[\d.]+ ms",
 }
