@@ -11,11 +11,12 @@ from minillm.attention.torch_backend import ContiguousAttention
 from minillm.cache.blocks import BlockPool
 from minillm.cache.store import BlockStore, Int8BlockStore
 from minillm.config import SPECULATION, EngineConfig
+from minillm.errors import ModelError
 from minillm.model.config import load_config
 from minillm.model.decoder import Decoder
 from minillm.model.device import free_bytes, resolve_device
 from minillm.model.hub import resolve
-from minillm.model.quantize import SCHEMES, Scheme, scheme_of
+from minillm.model.quantize import Scheme
 from minillm.model.weights import load_weights
 from minillm.sample import SamplerProtocol
 from minillm.schedule.scheduler import Scheduler, SchedulerProtocol
@@ -102,7 +103,6 @@ def num_blocks(config: EngineConfig, model: Decoder, max_model_len: int) -> int:
     return max(one, min(config.max_num_seqs * one, budget // each))
 
 
-
 def speculation_of(config: EngineConfig, proposer: ProposerProtocol | None, scheduler: SchedulerProtocol,
                    sampler: SamplerProtocol, tokenizer: Tokenizer, vocab_size: int) -> Speculation | None:
     """Whom the engine asks for drafts; None where nobody is to be asked.
@@ -123,6 +123,8 @@ def speculation_of(config: EngineConfig, proposer: ProposerProtocol | None, sche
         path = resolve(asked["model"])
         check_same_tokens(load_tokenizer(path), tokenizer)
         draft = load_decoder(path, dtype=config.dtype, device=config.device, quantization=asked.get("quantization"))
+        if draft.config.vocab_size < vocab_size:
+            raise ModelError(f"the draft model has {draft.config.vocab_size} rows for the target's {vocab_size} tokens")
         proposer = DraftModelProposer(draft, sampler)
     elif proposer is None:
         proposer = NgramProposer(numbers["prompt_lookup_max"], numbers["prompt_lookup_min"])
@@ -134,7 +136,6 @@ def load_decoder(path: Path, *, dtype: str = "auto", device: str = "auto",
     """The decoder of a resolved folder or ``.gguf`` file, on ``device``, see :func:`resolve_device`; ``quantization``
     is a name of :data:`~minillm.model.quantize.SCHEMES`, or a scheme."""
     device, config = resolve_device(device), load_config(path)
-    scheme = scheme_of(quantization)
-    # Weights that a GGUF file holds in 4 bit are not quantized again.
-    weights = load_weights(path, config, keep_blocks=scheme == SCHEMES["int4"])
-    return Decoder.from_weights(config, weights, dtype=dtype, device=device, quantization=scheme)
+    # Weights that a GGUF file holds in 4 bit are not quantized again, unless a scheme says how.
+    weights = load_weights(path, config, keep_blocks=quantization == "int4")
+    return Decoder.from_weights(config, weights, dtype=dtype, device=device, quantization=quantization)

@@ -116,7 +116,14 @@ def checked_step(llm: LLM, counts: Counter[str]) -> bool:
     """One step, what it held, and every invariant of the pool after it."""
     scheduler, plans = llm.engine.scheduler, []
     schedule = type(scheduler).schedule
-    scheduler.schedule = lambda: plans.append(schedule(scheduler)) or plans[-1]
+
+    def planned_within_its_bounds():
+        plans.append(plan := schedule(scheduler))
+        assert plan.num_tokens <= scheduler.max_num_batched_tokens
+        assert all(item.end + len(item.draft_token_ids) < item.request.max_total_tokens for item in plan.scheduled)
+        return plan
+
+    scheduler.schedule = planned_within_its_bounds
     stepped = llm.step()
     for plan in plans:
         counts["mixed steps"] += len({item.stage for item in plan.scheduled}) == 2

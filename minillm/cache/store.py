@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from minillm.model.config import ModelConfig
 
@@ -85,6 +86,7 @@ class Int8BlockStore(BlockStore):
         super().__init__(config, num_blocks, block_size, dtype=dtype, device=device)
         self.scales = self._room(config, num_blocks, block_size, torch.bfloat16, device, head_dim=1)
         self._scales = _views(self.scales)
+        self._largest = min(torch.finfo(dtype).max, 1e38) / 128
         self._wide = torch.float32 if dtype == torch.float16 else dtype  # float16 has no room for small scales
 
     @staticmethod
@@ -105,19 +107,19 @@ class Int8BlockStore(BlockStore):
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         rows = torch.stack((key, value), 1)
         # A little more than needed, as rounding to bfloat16 may take that much; and 127 times it must be a number.
-        scales = rows.abs().amax(-1, keepdim=True).float() * ((1 + 2**-8) / 127)
-        scales = scales.clamp(1e-30, min(torch.finfo(self.dtype).max, 1e38) / 128).bfloat16()
+        scales = vector_norm(rows, torch.inf, -1, True).float().mul_((1 + 2**-8) / 127)
+        scales = scales.clamp_(1e-30, self._largest).bfloat16()
         codes = (rows / scales.float()).round_().clamp_(-127, 127)
         self._kept[layer][0].index_copy_(0, slots, codes.to(torch.int8))
         self._scales[layer][0].index_copy_(0, slots, scales)
 
     def read(self, layer: int, where: slice | Tensor) -> Tensor:
-        scales = _picked(self._scales[layer], where).to(self._wide)
-        return (_picked(self._kept[layer], where) * scales).to(self.dtype)
+        scales = _picked(self._scales[layer], where)
+        return _picked(self._kept[layer], where).to(self._wide).mul_(scales).to(self.dtype)
 
     def gather(self, layer: int, blocks: Tensor, out: Tensor) -> None:
-        codes, scales = self._kept[layer][1][blocks], self._scales[layer][1][blocks]
-        torch.mul(codes, scales.to(self._wide), out=out)
+        codes = self._kept[layer][1][blocks].to(self._wide)  # float16 alone needs more room for the product
+        out.copy_(codes.mul_(self._scales[layer][1][blocks]))
 
 
 _Views = tuple[Tensor, Tensor]  # of one layer: by slot, by block

@@ -14,7 +14,7 @@ from minillm.attention.base import AttentionBackend, StepTensors
 from minillm.errors import ModelError
 from minillm.model.config import ModelConfig
 from minillm.model.linear import Linear, activation_dtype, make_linear
-from minillm.model.quantize import QuantizedTensor, Scheme, quantize
+from minillm.model.quantize import SCHEMES, QuantizedTensor, Scheme, quantize
 from minillm.model.quantized import make_quantized_linear
 from minillm.model.rope import rotate
 
@@ -37,7 +37,7 @@ class WeightReader:
         self.activations = activation_dtype(dtype, device, quantized=quantization is not None)
         self.num_bytes = self.bytes_read = 0
 
-    def take(self, name: str, *shape: int) -> Tensor:
+    def take(self, name: str, *shape: int) -> Tensor | QuantizedTensor:
         """The weight ``name``, as it was stored.
 
         Raises:
@@ -75,7 +75,9 @@ class WeightReader:
             dtype = self.dtype if scheme is None else str(self.activations).removeprefix("torch.")
             layer = make_linear(_join(weights), terms, dtype=dtype, device=self.device)
         else:
-            scheme = scheme.of_head if role == "head" else scheme
+            scheme = SCHEMES["int8"] if role == "head" else scheme
+            if scheme.name != "int4" and any(isinstance(part, QuantizedTensor) for part in weights):
+                raise ModelError(f"{name}: weights that come in 4 bit need quantization='int4'")
             try:
                 parts = [part if isinstance(part, QuantizedTensor) else quantize(part, scheme) for part in weights]
             except ValueError as error:

@@ -139,7 +139,7 @@ def activation_dtype(dtype: str, device: torch.device, *, quantized: bool = Fals
     """The dtype of activations, and of weights unless the kernel narrows them, under the option ``dtype``.
 
     ``"auto"`` is bfloat16 on CUDA where the hardware (not an emulation) has it, float16 on older CUDA devices, and
-    float32 elsewhere; on a CPU bfloat16 beside ``quantized`` weights, whose kernels take nothing else.
+    float32 elsewhere; on a CPU bfloat16 beside ``quantized`` weights, whose kernels are quick with nothing else.
     """
     if dtype != "auto":
         return _DTYPES[dtype]

@@ -34,10 +34,9 @@ class Scheme:
     """How a model's matrices are quantized.
 
     Args:
-        name: ``"int8"`` or ``"int4"``. A head keeps 8 bits under ``"int4"``: there 4 bit hurt most.
+        name: ``"int8"`` or ``"int4"``. A head keeps 8 bits under both: there 4 bit hurt most.
         group_size: inputs that share a scale; None: all of a row. The last group of a row may be shorter.
         fit: how scales are chosen, one of :data:`FITS`. In 8 bit only ``"absmax"``.
-        head: the scheme's name for the head.
     Raises:
         ValueError: a name, a size or a fit that there is not.
     """
@@ -45,22 +44,15 @@ class Scheme:
     name: str
     group_size: int | None = None
     fit: Fit = "absmax"
-    head: str = "int8"
 
     def __post_init__(self) -> None:
-        if not {str(self.name), str(self.head)} <= {*BITS}:
-            raise ValueError(f"quantization must be one of {', '.join(map(repr, BITS))}, got {self.name!r} with a head "
-                             f"of {self.head!r}")
+        if str(self.name) not in BITS:
+            raise ValueError(f"quantization must be one of {', '.join(map(repr, BITS))}, got {self.name!r}")
         if str(self.fit) not in FITS or self.name == "int8" and self.fit != "absmax":
             raise ValueError(f"fit must be one of {', '.join(map(repr, FITS))}, for int8 'absmax', got {self.fit!r}")
         size = self.group_size
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise ValueError(f"group_size must be a whole number of at least 1 or None, got {size!r}")
-
-    @property
-    def of_head(self) -> Scheme:
-        """The scheme for the head."""
-        return self if self.head == self.name else SCHEMES[self.head]
 
 
 # What ``quantization="int8"`` and ``"int4"`` mean.
@@ -146,7 +138,7 @@ def quantize(weight: Tensor, scheme: Scheme) -> QuantizedTensor:
     """
     if weight.dim() != 2:
         raise ValueError(f"only a matrix can be quantized, got shape {tuple(weight.shape)}")
-    if not (weight.abs() <= LARGEST).all():
+    if not all(-LARGEST <= end <= LARGEST for end in map(Tensor.item, weight.aminmax())):
         raise ValueError(f"only weights up to {LARGEST:g} can be quantized, this has larger ones, inf or nan; use the "
                          "model without quantization, or fetch it again")
     size = min(scheme.group_size or weight.shape[1], weight.shape[1])

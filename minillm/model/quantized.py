@@ -42,11 +42,6 @@ class UnpackedLinear(Linear):
         self.quantized, self._bias, self._dtype = quantized, bias, dtype
         self.num_bytes = self.bytes_read = quantized.nbytes + (0 if bias is None else bias.nbytes)
 
-    @classmethod
-    def takes(cls, quantized: QuantizedTensor, dtype: torch.dtype) -> bool:
-        """Whether the kernel is made for such a weight and activations of ``dtype``."""
-        return True
-
     def __call__(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self._bias)
 
@@ -71,18 +66,19 @@ class Int8PackLinear(UnpackedLinear):
 
     def __init__(self, quantized: QuantizedTensor, bias: Tensor | None, dtype: torch.dtype):
         super().__init__(quantized, bias, dtype)
-        self._apply = torch.ops.aten._weight_int8pack_mm.default
+        self._apply, self._stored = torch._weight_int8pack_mm, quantized.stored
         self._scales = quantized.scales[:, 0].contiguous()
 
     @classmethod
     def takes(cls, quantized: QuantizedTensor, dtype: torch.dtype) -> bool:
+        """Whether the kernel is made for such a weight and activations of ``dtype``."""
         return quantized.middles is None and quantized.scales.shape[1] == 1 and quantized.num_inputs % 16 == 0 and \
             dtype == torch.bfloat16
 
     def __call__(self, x: Tensor) -> Tensor:
-        if len(x) >= WIDENED_FROM:
+        if x.shape[0] >= WIDENED_FROM:
             return super().__call__(x)
-        result = self._apply(x, self.quantized.stored, self._scales)
+        result = self._apply(x, self._stored, self._scales)
         return result if self._bias is None else result.add_(self._bias)
 
 
@@ -92,15 +88,15 @@ class Int4PackLinear(Linear):
     kernel = "int4pack"
 
     def __init__(self, quantized: QuantizedTensor, bias: Tensor | None, dtype: torch.dtype):
-        self._apply = torch.ops.aten._weight_int4pack_mm_for_cpu.default
-        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(quantized.codes.int(), 1)
+        self._apply = torch._weight_int4pack_mm_for_cpu
+        self._packed = torch._convert_weight_to_int4pack_for_cpu(quantized.codes.int(), 1)
         self._scales = torch.stack((quantized.scales.T, quantized.middles.T), -1).contiguous()  # [groups, out, 2]
         self._group_size, self._bias, self._num_inputs = quantized.group_size, bias, quantized.num_inputs
         self.num_bytes = self.bytes_read = quantized.nbytes + (0 if bias is None else bias.nbytes)
 
     @classmethod
     def takes(cls, quantized: QuantizedTensor, dtype: torch.dtype) -> bool:
-        """See :class:`UnpackedLinear`."""
+        """See :class:`Int8PackLinear`."""
         outputs, inputs = quantized.shape
         return quantized.middles is not None and quantized.group_size in (32, 64, 128, 256) and outputs % 16 == 0 \
             and inputs % quantized.group_size == 0 and dtype == torch.bfloat16
@@ -127,7 +123,10 @@ def make_quantized_linear(quantized: QuantizedTensor, bias: Tensor | None, *, dt
 
 @cache
 def has_packed_kernel(kind: type[Linear], device: torch.device) -> bool:
-    """Whether this device and torch build compute a small problem right with ``kind``."""
+    """Whether this device and torch build compute a small problem right with ``kind``. Only a CPU is asked: CUDA's
+    int8 kernel has a thread for each output, and nothing says that it is quick."""
+    if device.type != "cpu":
+        return False
     generator = torch.Generator().manual_seed(0)
     x, weight, bias = (torch.randn(shape, generator=generator) for shape in ((3, 64), (48, 64), (48,)))
     scheme = SCHEMES["int8" if kind is Int8PackLinear else "int4"]

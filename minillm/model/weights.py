@@ -69,7 +69,7 @@ def load_weights(path: str | Path, config: ModelConfig, *,
         return kept
     checkpoint = open_checkpoint(path, config)
     places = _locate_all(checkpoint, expected, str(path))
-    title = "Converting weights, once" if is_gguf else "Loading weights"
+    title = "Converting weights, once" if is_gguf and not keep_blocks else "Loading weights"
     bar = tqdm(places.items(), desc=title, unit="tensor", delay=1.0, leave=False, disable=None)
     weights = {name: _read(checkpoint, place, keep_blocks and name.startswith("layers.")) for name, place in bar}
     if is_gguf and not keep_blocks:

@@ -25,7 +25,9 @@ from minillm.schedule.plan import ScheduledRequest, StepPlan
 
 class SchedulerProtocol(Protocol):
     """What ``LLM(scheduler=...)`` accepts. Requests are plain data: the scheduler moves their counters, appends their
-    tokens and sets ``finish_reason``; where it leaves ``admitted_s`` and ``finished_s``, the engine notes them.
+    tokens and sets ``finish_reason``; where it leaves ``admitted_s`` and ``finished_s``, the engine notes them. One
+    whose class has ``plans_drafts = True`` may put ``Request.draft_token_ids`` into its plan: a step whose drafts were
+    right is committed as the plans of one token each that it stands for.
 
     :func:`minillm.course.prove_scheduler` proves one that is first come, first served and hands out no blocks.
     """
@@ -159,11 +161,11 @@ class Scheduler:
         The last token sampled needs no room, but one place below the limit.
         """
         request = item.request
-        room = min(self._budget, request.max_total_tokens - request.num_known_tokens - 1)
-        drafts = request.draft_token_ids[:max(0, room)]
-        while drafts and not self.pool.allocate(request.table, item.end + len(drafts)):
-            drafts = drafts[:-1]
-        self._planned[request] = replace(item, draft_token_ids=tuple(drafts))
+        slots = (len(request.table.blocks) + self.pool.num_available) * self.pool.block_size - item.end
+        room = max(0, min(self._budget, slots, request.max_total_tokens - request.num_known_tokens - 1))
+        drafts = tuple(request.draft_token_ids[:room])
+        self.pool.allocate(request.table, item.end + len(drafts))
+        self._planned[request] = replace(item, draft_token_ids=drafts)
         self._budget -= len(drafts)
 
     def _match(self, request: Request) -> None:
@@ -192,7 +194,7 @@ class Scheduler:
             self._again.add(request)
         elif request not in self._again:  # what it finds next time is all that it found
             request.num_cached_tokens = 0
-        request.num_computed_tokens = 0
+        request.num_computed_tokens, request.draft_token_ids = 0, ()
         request.num_preemptions += 1
         self.num_preempted += 1
         insort_left(self.waiting, request, key=self._place)  # before its equals: it came earlier than they

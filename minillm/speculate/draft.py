@@ -22,7 +22,8 @@ class DraftModelProposer:
     they think alike.
 
     Keeps a cache a request, of which only what the request's tokens still agree with is used; what is missing is read
-    in the next call. Reads its own weights once for each draft.
+    in the next call, however much it is. Reads its own weights once for each draft; its caches are beside the engine's
+    blocks.
 
     Args:
         model: the draft, see :func:`check_same_tokens`.
@@ -32,7 +33,7 @@ class DraftModelProposer:
     def __init__(self, model: Decoder, sampler: SamplerProtocol):
         self.model, self.sampler = model, sampler
         self.attention = ContiguousAttention(model.config, dtype=model.dtype, device=model.device)
-        self._read: dict[Request, list[int]] = {}  # the ids whose keys and values are cached
+        self._read: dict[Request, tuple[int, list[int]]] = {}  # ids that are cached; how many were known: these stay
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request], num_tokens: int) -> list[list[int]]:
@@ -51,11 +52,12 @@ class DraftModelProposer:
         starts, new, texts = [], [], []
         for request in requests:
             ids = [*request.token_ids, *drafts[request]]
-            read = self._read.get(request, [])
-            agreed = next((i for i, (a, b) in enumerate(zip(read, ids)) if a != b), min(len(read), len(ids) - 1))
+            known, read = self._read.get(request, (0, []))
+            most = min(len(read), len(ids) - 1)
+            agreed = next((i for i in range(known, most) if read[i] != ids[i]), most)
             starts.append(agreed)
             new.append(ids[agreed:])
-            texts.append(ids)
+            texts.append((request.num_known_tokens, ids))
         step = StepTensors.of(new, starts, requests, device=self.model.device)
         rows = [row_of(request, drafts[request], len(drafts[request])) for request in requests]
         logits = self.model.forward(step, self.attention)

@@ -67,22 +67,26 @@ class Controller:
 
     A request that checks k drafts of which each is right with probability a gets ``1 + a + ... + a^k`` tokens in a step
     (Leviathan et al. 2023, arXiv:2211.17192), and the step has k more rows for it. Steps of a few rows cost what one
-    row costs, as they read the same weights; a full batch pays for every row; and asking takes time. Speculation is
-    tried again now and then where it did not pay, for text changes.
+    row costs, as they read the same weights; a full batch pays for every row; and asking takes time, for each draft.
 
     Args:
         most: most drafts of a request.
         margin: what it must promise to gain.
     """
 
-    SHARE, TRY_EVERY = 0.1, 64  # weight of the newest observation; steps between two trials
+    SHARE, FOR_TRIALS = 0.1, 0.03  # weight of the newest observation; share of the time that trials may take
 
     def __init__(self, most: int, margin: float = 1.05):
         self.most, self.margin = most, margin
-        self.acceptance = 0.7  # hopeful, so that it is tried
+        self.checked, self.accepted = 1.0, 0.7  # drafts a step; hopeful, so that it is tried
         self.seconds: dict[int, float] = {}  # by the power of two that holds the number of rows
-        self.asking_s, self.answered = 0.0, 1.0  # what asking takes, and the share of requests that get drafts
-        self._since_tried = 0
+        self.asking_s, self.answered = 0.0, 1.0  # what asking takes a draft, and the share of requests that get some
+        self._drafting, self._saved_s = False, 0.0
+
+    @property
+    def acceptance(self) -> float:
+        """Of the drafts that came to be checked, the share that was right."""
+        return self.accepted / self.checked
 
     def num_drafts(self, num_requests: int) -> int:
         """Drafts for each of ``num_requests`` that decode; 0: none."""
@@ -90,37 +94,46 @@ class Controller:
         if plain is None:  # what a plain step costs must be known first
             return 0
         # Asking that costs next to nothing is no decision: what counts is what to do with drafts once there are some.
-        asking, answered = (0.0, 1.0) if self.asking_s < 0.02 * plain else (self.asking_s, self.answered)
-        best, best_speed = 0, self.margin / plain
+        asking, answered = (0.0, 1.0) if self.asking_s < 0.01 * plain else (self.asking_s, self.answered)
+        costs, speeds = [plain], [self.margin / plain]
         for count in range(1, self.most + 1):
             # Not seen yet: hoped to cost no more, to be seen.
             seconds = self._seconds(num_requests * (1 + count)) or plain
-            tokens = 1 + answered * (self.tokens_per_step(count) - 1)
-            if (speed := tokens / (asking + answered * seconds + (1 - answered) * plain)) > best_speed:
-                best, best_speed = count, speed
-        self._since_tried = 0 if best else self._since_tried + 1
-        if self._since_tried >= self.TRY_EVERY:
-            best, self._since_tried = self.most, 0
-        return best
+            costs.append(count * asking + answered * seconds + (1 - answered) * plain)
+            speeds.append((1 + answered * (self.tokens_per_step(count) - 1)) / costs[-1])
+        return self._tried(speeds.index(max(speeds)), costs)
+
+    def _tried(self, best: int, costs: list[float]) -> int:
+        """``best``, or the other way (drafts or none) once a share of the time since the last trial pays for it: text
+        changes, and so does a machine."""
+        other = 0 if best else self.most
+        self._saved_s = self._saved_s + self.FOR_TRIALS * costs[best] if (best > 0) == self._drafting else 0.0
+        self._drafting = best > 0
+        if self._saved_s < costs[other]:
+            return best
+        self._saved_s = 0.0
+        return other
 
     def tokens_per_step(self, num_drafts: int) -> float:
         """Expected of one request, at the acceptance seen."""
         return math.fsum(self.acceptance**k for k in range(num_drafts + 1))
 
     def asked(self, seconds: float, num_requests: int, num_answered: int) -> None:
-        """The proposer took so long, and had drafts for so many of those that it was asked for."""
+        """The proposer took so long for a draft, and had some for so many of those that it was asked for."""
         self.asking_s = self._moved(self.asking_s, seconds) if self.asking_s else seconds
         self.answered = self._moved(self.answered, num_answered / num_requests)
 
     def saw(self, num_rows: int, seconds: float, num_checked: int, num_accepted: int) -> None:
         """A step of decodes alone: its rows and time, and how many of the drafts that came to be checked were right.
 
-        A draft behind a wrong one is not checked, and says nothing.
+        A draft behind a wrong one is not checked, and says nothing. Both numbers are averaged, and not the share of
+        each step: a step ends with its first wrong draft, so its own share is too low.
         """
         key = num_rows.bit_length()
         self.seconds[key] = seconds if key not in self.seconds else self._moved(self.seconds[key], seconds)
         if num_checked:
-            self.acceptance = self._moved(self.acceptance, num_accepted / num_checked)
+            self.checked = self._moved(self.checked, num_checked)
+            self.accepted = self._moved(self.accepted, num_accepted)
 
     def _moved(self, old: float, new: float) -> float:
         return old + self.SHARE * (new - old)

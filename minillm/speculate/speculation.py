@@ -50,7 +50,7 @@ class Speculation:
             return
         for request, drafts in zip(decoding, proposed):
             request.draft_token_ids = drafts
-        self.controller.asked(time.perf_counter() - start_s, len(decoding), sum(map(bool, proposed)))
+        self.controller.asked((time.perf_counter() - start_s) / count, len(decoding), sum(map(bool, proposed)))
 
     def accept(self, plan: StepPlan, sampled: Sequence[SampledToken], seconds: float) -> list[list[SampledToken]]:
         """For each item of ``plan.sampling`` the tokens it gets, one at least: those sampled after its last known token

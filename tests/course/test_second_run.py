@@ -216,12 +216,17 @@ def uncounted(outputs: list[dict]) -> list[dict]:
     return [{key: value for key, value in output.items() if key != "execution_count"} for output in outputs]
 
 
+def files_in(folder: Path) -> set[Path]:
+    """All of them, but for what Python compiles for whoever runs beside."""
+    return {path for path in folder.rglob("*") if "__pycache__" not in path.parts}
+
+
 @pytest.fixture(scope="module", params=NOTEBOOKS, ids=lambda path: path.stem)
 def second(request, kernel):
     """One second run, for all tests below: its report, the ids of cells whose outputs are not those kept, new files."""
     pytest.importorskip("resource")
     path = request.param
-    before = sorted(path.parent.iterdir())
+    before = files_in(path.parent)
     notebook, again = (nbformat.read(path, as_version=4) for _ in range(2))
     report = reported(again, path.parent, kernel)
     again.cells = again.cells[1:]
@@ -230,7 +235,7 @@ def second(request, kernel):
                if kept.cell_type == "code" and IGNORED_OUTPUT not in tags(kept)
                and uncounted(made.outputs) != uncounted(kept.outputs)]
     (setup,) = (cell.outputs[0].text for cell in again.cells if "setup" in tags(cell))
-    return report | {"changed": changed, "files": sorted(set(path.parent.iterdir()) ^ set(before)), "setup": setup,
+    return report | {"changed": changed, "files": sorted(files_in(path.parent) ^ before), "setup": setup,
                      "stated_gb": notebook.metadata["minillm"]["memory_gb"]}
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from minillm.measure.bench import quality
-from minillm.measure.bench.quality import SIDES, STATISTICS, Side, compared, format_quality, interval, num_matching
+from minillm.measure.bench.quality import SIDES, STATISTICS, compared, format_quality, interval, num_matching
 from minillm.measure.results import Recording
 
 
@@ -63,9 +63,3 @@ def test_the_passages_are_at_least_twenty_of_prose_code_dialogue_and_lists_in_se
     assert len({passage["language"] for passage in passages}) >= 3
     assert all(len(passage["text"]) > 800 for passage in passages)
     assert json.dumps(passages)
-
-
-def test_each_side_is_a_way_that_the_engine_has():
-    assert SIDES["int4"].keep_blocks and not SIDES["int4 g32 least-squares"].keep_blocks
-    assert SIDES["int4"].scheme == SIDES["int4 g32 least-squares"].scheme
-    assert all(isinstance(side, Side) for side in SIDES.values())

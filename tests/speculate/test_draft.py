@@ -56,13 +56,19 @@ def other_model(tiny_model):
     return Decoder.from_weights(config, weights, dtype="float64")
 
 
-def test_another_model_is_often_wrong_and_changes_nothing(tiny_llm, other_model):
+def test_another_model_is_often_wrong_and_changes_nothing(tiny_llm, other_model, monkeypatch):
+    """It is never asked beyond its longest text, and reads again only what was a wrong draft."""
+    steps, forward = [], other_model.forward
+    monkeypatch.setattr(other_model, "forward", lambda step, attention: steps.append(step) or forward(step, attention))
     made, accepted, _ = drafted(tiny_llm, other_model)
     assert made == answers(tiny_llm()) and accepted < 0.5
+    assert max(int(step.positions.max()) for step in steps) == 19
+    rows, known = sum(len(step.token_ids) for step in steps), sum(map(len, PROMPTS)) + sum(map(len, made))
+    assert rows < known + 2 * sum(len(step.sequences) for step in steps)
 
 
 def test_x04_a_head_with_padding_beyond_the_tokens_is_allowed_and_never_guesses_it(tiny_llm, tiny_model):
-    """The same weights and three rows more, which would win each argmax."""
+    """A model of zeros and ones, whose three rows beyond the tokens would win each argmax."""
     config = replace(tiny_model.config, vocab_size=264, tie_word_embeddings=False)
     weights = {name: torch.zeros(shape) for name, shape in expected_tensors(config).items()}
     weights["lm_head.weight"][261:] = 9.0
@@ -82,3 +88,16 @@ def test_x04_a_draft_of_other_tokens_is_refused_by_size_or_by_the_first_id_that_
     other[5] = b"five"
     with pytest.raises(ModelError, match="id 5 is b'five' to it"):
         check_same_tokens(Tokenizer(other, target.encoder), target)
+
+
+def test_a_draft_model_is_loaded_by_name(tiny_llama):
+    """Through ``speculative_config`` alone: n-grams, the target itself, the target in 8 bit."""
+    prompts, own = [[1, 2, 3, 1, 2, 3, 1], [7, 8]], SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+    with LLM(tiny_llama, dtype="float64") as llm:
+        expected = [out.outputs[0].token_ids for out in llm.generate(prompts, own)]
+    for asked in ({}, {"method": "draft", "model": tiny_llama},
+                  {"method": "draft", "model": tiny_llama, "quantization": "int8"}):
+        with LLM(tiny_llama, dtype="float64", speculative_config=asked) as llm:
+            llm.engine.speculation.controller = Always(4)
+            assert [out.outputs[0].token_ids for out in llm.generate(prompts, own)] == expected
+            assert llm.engine.speculation.num_checked > 0

@@ -79,21 +79,49 @@ def memory_bound(rows: int) -> float:
 
 def test_the_first_step_is_plain_and_good_drafts_are_checked_soon_and_for_good():
     asked = driven(Controller(4), 1, 0.9, memory_bound)
-    assert asked[0] == 0 and set(asked[20:]) == {4}
+    assert asked[0] == 0 and asked[20:].count(4) > 0.94 * len(asked[20:])
 
 
-def test_drafts_that_are_wrong_or_a_full_batch_turn_it_off_but_for_a_rare_trial():
-    for num_requests, acceptance in ((1, 0.0), (32, 0.6)):
-        asked = driven(Controller(4), num_requests, acceptance, memory_bound)
-        assert 1 <= sum(count > 0 for count in asked[150:]) <= 250 / Controller.TRY_EVERY + 1
+@pytest.mark.parametrize("acceptance", [0.5, 0.7, 0.9])
+def test_the_acceptance_is_that_of_drafts_that_came_to_be_checked(acceptance):
+    """A step ends with its first wrong draft: averaging the shares of steps would say 0.31, 0.52, 0.80."""
+    controller, seen = Controller(4), []
+    draw = random.Random(0)
+    for _ in range(4000):
+        right = next((k for k in range(4) if draw.random() > acceptance), 4)
+        controller.saw(5, 0.02, min(right + 1, 4), right)
+        seen.append(controller.acceptance)
+    assert sum(seen[100:]) / len(seen[100:]) == pytest.approx(acceptance, abs=0.03)
 
 
-def test_what_trials_cost_is_little():
-    """At batch 32, where a step with drafts takes five times as long and none is right."""
-    controller, plain = Controller(4), memory_bound(32)
-    asked = driven(controller, 32, 0.0, memory_bound, 2000)
-    spent = sum(memory_bound(32 * (1 + count)) for count in asked[100:])
-    assert spent < 1.08 * 1900 * plain
+@pytest.mark.parametrize("num_requests, acceptance, most", [(1, 0.0, 4), (32, 0.6, 4), (32, 0.0, 8), (32, 0.0, 32)])
+def test_drafts_that_do_not_pay_are_off_but_for_trials_that_take_a_small_share_of_the_time(num_requests, acceptance,
+                                                                                          most):
+    asked = driven(Controller(most), num_requests, acceptance, memory_bound, 3000)[300:]
+    plain = memory_bound(num_requests)
+    spent = sum(memory_bound(num_requests * (1 + count)) for count in asked)
+    assert any(asked) and spent < (1.02 + Controller.FOR_TRIALS) * plain * len(asked)
+
+
+def test_a_first_step_that_was_slow_by_chance_is_forgotten():
+    """Cold, it took three times as long; no draft is ever right, and a row costs 15 %."""
+    controller = Controller(4)
+    controller.saw(1, 0.06, 0, 0)
+    asked = driven(controller, 1, 0.0, lambda rows: 0.02 * (0.85 + 0.15 * rows), 2000)
+    assert sum(count > 0 for count in asked[-500:]) < 30
+
+
+def test_a_few_drafts_are_checked_where_many_take_too_long_to_make():
+    """3 ms a draft beside a step of 20 ms, each right with one half: one or two pay, four do not."""
+    controller, draw, asked = Controller(4), random.Random(0), []
+    for _ in range(1500):
+        count = controller.num_drafts(1)
+        right = next((k for k in range(count) if draw.random() > 0.5), count)
+        if count:
+            controller.asked(0.003, 1, 1)
+        controller.saw(1 + count, 0.02, min(right + 1, count), right)
+        asked.append(count)
+    assert sum(count in (1, 2) for count in asked[-800:]) > 600
 
 
 @pytest.mark.parametrize("answers", [True, False])
@@ -104,10 +132,10 @@ def test_a_proposer_that_takes_longer_than_it_saves_is_hardly_asked(answers):
         count = controller.num_drafts(1)
         if count:
             asked += 1
-            controller.asked(0.05 if answers else 0.01, 1, int(answers))
+            controller.asked(0.05 / count, 1, int(answers))
         checked = count if answers else 0
         controller.saw(1 + checked, 0.02, checked, min(checked, 1))
-    assert asked < 40
+    assert asked < 60
 
 
 def test_asking_that_costs_nothing_goes_on_however_seldom_there_is_a_draft():
@@ -116,7 +144,7 @@ def test_asking_that_costs_nothing_goes_on_however_seldom_there_is_a_draft():
         if controller.num_drafts(1):
             controller.asked(1e-5, 1, 0)
         controller.saw(1, 0.02, 0, 0)
-    assert controller.num_drafts(1) == 4
+    assert controller.num_drafts(1) > 0
 
 
 def test_it_turns_on_again_when_the_text_changes():

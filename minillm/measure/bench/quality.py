@@ -27,19 +27,18 @@ import torch
 from torch import Tensor
 
 from minillm import LLM, SamplingParams
-from minillm.assemble import STORES
+from minillm.assemble import STORES, load_decoder
 from minillm.attention.base import StepTensors
 from minillm.attention.paged import PagedAttention
 from minillm.cache.blocks import BlockPool
 from minillm.measure.bench.compare import say_now
 from minillm.measure.report import table
 from minillm.measure.results import Recording, environment, shipped_file, shown_path
-from minillm.model.config import load_config
 from minillm.model.decoder import Decoder
 from minillm.model.device import resolve_device
 from minillm.model.hub import resolve
-from minillm.model.quantize import SCHEMES, Scheme
-from minillm.model.weights import load_weights
+from minillm.model.quantize import Scheme
+from minillm.model.weights import expected_tensors
 from minillm.text.tokenizer import load_tokenizer
 
 MAX_TOKENS, CHUNK, PROMPT_TOKENS, ANSWER_TOKENS = 256, 64, 32, 64
@@ -47,20 +46,17 @@ MAX_TOKENS, CHUNK, PROMPT_TOKENS, ANSWER_TOKENS = 256, 64, 32, 64
 
 @dataclass(frozen=True)
 class Side:
-    """A way to run the model: ``dtype`` and ``kv_cache_dtype`` as the engine's options, ``scheme`` of its weights.
-
-    ``keep_blocks``: 4-bit blocks of a GGUF file are kept, as ``quantization="int4"`` does.
-    """
+    """A way to run the model: options of the engine, ``quantization`` by name or as a scheme, and how many tokens of a
+    passage are read at once. A GGUF file's own 4-bit blocks are kept under the *name* ``"int4"`` alone."""
 
     dtype: str = "auto"
-    scheme: Scheme | None = None
-    keep_blocks: bool = False
+    quantization: str | Scheme | None = None
     kv_cache_dtype: str = "auto"
     chunk: int = CHUNK
 
 
-def _int4(group_size: int, fit: str, head: str = "int8") -> Side:
-    return Side(scheme=Scheme("int4", group_size, fit, head))
+def _int4(group_size: int, fit: str) -> Side:
+    return Side(quantization=Scheme("int4", group_size, fit))
 
 
 REFERENCE = Side("float32")
@@ -69,16 +65,15 @@ SIDES = {
     "auto": Side(),
     "auto, int8 KV": Side(kv_cache_dtype="int8"),
     "bfloat16": Side("bfloat16"),
-    "int8": Side(scheme=SCHEMES["int8"]),
-    "int4": Side(scheme=SCHEMES["int4"], keep_blocks=True),
-    "int4, int8 KV": Side(scheme=SCHEMES["int4"], keep_blocks=True, kv_cache_dtype="int8"),
+    "int8": Side(quantization="int8"),
+    "int4": Side(quantization="int4"),
+    "int4, int8 KV": Side(quantization="int4", kv_cache_dtype="int8"),
     "int4 g32 least-squares": _int4(32, "least-squares"),
     "int4 g32 minmax": _int4(32, "minmax"),
     "int4 g32 absmax": _int4(32, "absmax"),
     "int4 g64 least-squares": _int4(64, "least-squares"),
     "int4 g128 least-squares": _int4(128, "least-squares"),
     "int4 g128 absmax": _int4(128, "absmax"),
-    "int4 g32, int4 head": _int4(32, "least-squares", "int4"),
 }
 
 
@@ -89,9 +84,7 @@ def passages() -> list[dict[str, str]]:
 
 def load_side(model: str, side: Side, device: str) -> Decoder:
     """The decoder of ``side``."""
-    path = resolve(model)
-    weights = load_weights(path, config := load_config(path), keep_blocks=side.keep_blocks)
-    return Decoder.from_weights(config, weights, dtype=side.dtype, device=device, quantization=side.scheme)
+    return load_decoder(resolve(model), dtype=side.dtype, device=device, quantization=side.quantization)
 
 
 @torch.inference_mode()
@@ -124,7 +117,7 @@ def compared(exact: Tensor, near: Tensor, token_ids: Sequence[int]) -> dict[str,
 def greedy_answers(model: Decoder, side: Side, prompts: list[list[int]], tokenizer: Any) -> list[list[int]]:
     """The tokens that follow each prompt."""
     params = SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS, ignore_eos=True)
-    with LLM(model, tokenizer=tokenizer, device=str(model.device), kv_cache_dtype=side.kv_cache_dtype) as llm:
+    with LLM(model, tokenizer=tokenizer, kv_cache_dtype=side.kv_cache_dtype) as llm:
         return [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
 
 
@@ -142,7 +135,7 @@ def run(model: str, device: str = "auto", sides: dict[str, Side] = SIDES, *, mos
     where, samples = environment(device=device), []
     reference = load_side(model, REFERENCE, device)
     answers = greedy_answers(reference, REFERENCE, prompts, tokenizer)
-    num_weights = sum(math.prod(weight.shape) for weight in load_weights(resolve(model), reference.config).values())
+    num_weights = sum(map(math.prod, expected_tensors(reference.config).values()))
     for name, side in sides.items():
         say(name)
         decoder = load_side(model, side, device)
