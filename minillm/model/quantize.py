@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from minillm.config import QUANTIZATIONS
+
 Fit = Literal["absmax", "minmax", "least-squares"]
 FITS: tuple[Fit, ...] = get_args(Fit)
-BITS = {"int8": 8, "int4": 4}
 LARGEST = 1e15  # whose squares can still be added up in float32
 # Rows are quantized so many weights at a time: what a fit makes on the way stays in the cache.
 _CHUNK = 2**18
@@ -46,8 +47,8 @@ class Scheme:
     fit: Fit = "absmax"
 
     def __post_init__(self) -> None:
-        if str(self.name) not in BITS:
-            raise ValueError(f"quantization must be one of {', '.join(map(repr, BITS))}, got {self.name!r}")
+        if str(self.name) not in QUANTIZATIONS:
+            raise ValueError(f"quantization must be one of {', '.join(map(repr, QUANTIZATIONS))}, got {self.name!r}")
         if str(self.fit) not in FITS or self.name == "int8" and self.fit != "absmax":
             raise ValueError(f"fit must be one of {', '.join(map(repr, FITS))}, for int8 'absmax', got {self.fit!r}")
         size = self.group_size
@@ -142,11 +143,10 @@ def quantize(weight: Tensor, scheme: Scheme) -> QuantizedTensor:
         raise ValueError(f"only weights up to {LARGEST:g} can be quantized, this has larger ones, inf or nan; use the "
                          "model without quantization, or fetch it again")
     size = min(scheme.group_size or weight.shape[1], weight.shape[1])
-    of_groups = _int8 if scheme.name == "int8" else _int4
-    pieces = [of_groups(_grouped(rows.float(), size), scheme.fit)
-              for rows in weight.split(max(1, _CHUNK // weight.shape[1]))]
-    codes, scales, middles = (None if column[0] is None else torch.cat(column) for column in zip(*pieces))
-    codes = codes.flatten(1)[:, :weight.shape[1]].contiguous()
+    whole = weight.shape[1] - weight.shape[1] % size
+    parts = [_quantized(columns, min(size, columns.shape[1]), scheme)
+             for columns in (weight[:, :whole], weight[:, whole:]) if columns.shape[1]]  # the rest is a group by itself
+    codes, scales, middles = (None if column[0] is None else torch.cat(column, 1) for column in zip(*parts))
     return QuantizedTensor(codes if middles is None else pack(codes), scales, middles, size, weight.shape[1])
 
 
@@ -156,11 +156,13 @@ def pack(codes: Tensor) -> Tensor:
     return even | odd << 4
 
 
-def _grouped(rows: Tensor, size: int) -> Tensor:
-    """``[rows, groups, size]``; the last group is filled up with its own last number, which moves none of its ends."""
-    short = -rows.shape[1] % size
-    filled = torch.cat((rows, rows[:, -1:].expand(-1, short)), 1) if short else rows
-    return filled.unflatten(1, (-1, size))
+def _quantized(columns: Tensor, size: int, scheme: Scheme) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Codes ``[out, in]``, scales and middles ``[out, in / size]`` of columns that ``size`` divides."""
+    of_groups = _int8 if scheme.name == "int8" else _int4
+    pieces = [of_groups(rows.float().unflatten(1, (-1, size)), scheme.fit)
+              for rows in columns.split(max(1, _CHUNK // columns.shape[1]))]
+    codes, scales, middles = (None if column[0] is None else torch.cat(column) for column in zip(*pieces))
+    return codes.flatten(1), scales, middles
 
 
 def _int8(groups: Tensor, fit: Fit) -> tuple[Tensor, Tensor, None]:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from minillm.model.linear import Linear, activation_dtype, choose_kernel
+from minillm.model.linear import Linear, activation_dtype, choose_kernel, num_bytes_of
 from minillm.model.quantize import SCHEMES, QuantizedTensor, quantize
 
 WIDENED_FROM = 128  # rows
@@ -40,7 +40,7 @@ class UnpackedLinear(Linear):
 
     def __init__(self, quantized: QuantizedTensor, bias: Tensor | None, dtype: torch.dtype):
         self.quantized, self._bias, self._dtype = quantized, bias, dtype
-        self.num_bytes = self.bytes_read = quantized.nbytes + (0 if bias is None else bias.nbytes)
+        self.num_bytes = self.bytes_read = quantized.nbytes + num_bytes_of(bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self._bias)
@@ -92,7 +92,7 @@ class Int4PackLinear(Linear):
         self._packed = torch._convert_weight_to_int4pack_for_cpu(quantized.codes.int(), 1)
         self._scales = torch.stack((quantized.scales.T, quantized.middles.T), -1).contiguous()  # [groups, out, 2]
         self._group_size, self._bias, self._num_inputs = quantized.group_size, bias, quantized.num_inputs
-        self.num_bytes = self.bytes_read = quantized.nbytes + (0 if bias is None else bias.nbytes)
+        self.num_bytes = self.bytes_read = quantized.nbytes + num_bytes_of(bias)
 
     @classmethod
     def takes(cls, quantized: QuantizedTensor, dtype: torch.dtype) -> bool:

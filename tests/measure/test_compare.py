@@ -7,7 +7,6 @@ import json
 import random
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -189,22 +188,9 @@ def test_a_prefill_that_does_not_fit_the_context_is_left_out(monkeypatch):
     assert sampled(monkeypatch, FakeEngine(), prefill_ids=list(range(100)))["prefill_s"] is None
 
 
-@pytest.fixture(scope="module")
-def tiny_folder(tmp_path_factory) -> Path:
-    transformers = pytest.importorskip("transformers")
-    import torch
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True)
-    folder = tmp_path_factory.mktemp("tiny")
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
-def test_transformers_is_timed_a_token_at_a_time(tiny_folder):
-    engine = peers.TransformersEngine(str(tiny_folder), "float32", "cpu")
-    metrics, ids = engine.generate([random.Random(0).randrange(300) for _ in range(8)], 6)
+def test_transformers_is_timed_a_token_at_a_time(tiny_llama):
+    engine = peers.TransformersEngine(tiny_llama, "float32", "cpu")
+    metrics, ids = engine.generate([random.Random(0).randrange(256) for _ in range(8)], 6)
     assert len(ids) == len(metrics.token_times_s) == 6
     assert metrics.arrival_s < metrics.token_times_s[0] < metrics.token_times_s[-1] <= metrics.finished_s
     weights = sum(p.nbytes for p in engine.model.parameters())

@@ -66,7 +66,7 @@ def test_n01_a_group_that_does_not_divide_is_shorter_and_no_code_is_further_than
     assert (error <= scale / 2 + outside + 1e-7)[inner].all()
 
 
-@pytest.mark.parametrize("fit", ["absmax", "minmax"])
+@pytest.mark.parametrize("fit", FITS)
 def test_n01_the_scale_of_a_tail_is_of_what_is_in_it(fit):
     weight = random(4, 40).abs() + 5
     alone = quantize(weight[:, 32:].contiguous(), Scheme("int4", 8, fit))
