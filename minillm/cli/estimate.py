@@ -8,6 +8,7 @@ from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
+from minillm.config import KV_CACHE_DTYPES
 from minillm.measure import roofline
 from minillm.measure.card import MachineCard
 from minillm.measure.hardware import Hardware, known_hardware
@@ -27,8 +28,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         "2048)")
     parser.add_argument("--batch", type=count, default=1, help="requests that decode together (default: 1)")
     parser.add_argument("--prompt", type=count, help="tokens of the prompt to read (default: the context)")
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 (default: auto)")
+    add_formats(parser)
     parser.add_argument("--json", action="store_true", help="print numbers in base units as JSON")
+
+
+def add_formats(parser: argparse.ArgumentParser) -> None:
+    """In what weights, keys and values are kept."""
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16; or, as the engine's "
+                        "quantization, int8 or int4 (default: auto)")
+    parser.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto",
+                        help="as LLM's option of this name (default: auto)")
 
 
 def count(text: str) -> int:
@@ -50,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"{args.model} has positions for {config.max_position_embeddings:,} tokens; give a --context "
                          "and a --prompt up to that")
     hardware, dtype = machine_of(args.on, args.dtype)
-    answer = {"model": args.model, **answer_for(config, hardware, args.batch, args.context, args.prompt, dtype)}
+    answer = {"model": args.model, **answer_for(
+        config, hardware, args.batch, args.context, args.prompt, dtype, args.kv_cache_dtype)}
     print(json.dumps(answer, indent=1, allow_nan=False) if args.json else "\n".join(lines_of(answer)))
     return 0
 
@@ -67,23 +77,24 @@ def machine_of(name: str | None, dtype: str) -> tuple[Hardware, str]:
 
 
 def answer_for(config: ModelConfig, hardware: Hardware, batch: int, context: int, prompt: int,
-               dtype: str) -> dict[str, Any]:
+               dtype: str, kv_cache_dtype: str = "auto") -> dict[str, Any]:
     """What the command says of one model on one machine, in bytes, tokens and seconds.
 
     ``ttft``: reading ``prompt`` tokens, alone. ``step``: one decode step of ``batch`` requests with ``context`` tokens
     each (both as :class:`~minillm.measure.roofline.Estimate`). ``kv_share``: the part of that step's bytes that is
     cache. ``crossover_batch``: at that context, and ``..._of_weights`` with empty caches. ``None``: cannot be known.
     """
-    cost = roofline.step_cost(config, batch=batch, context=context, dtype=dtype)
+    formats = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
+    cost = roofline.step_cost(config, batch=batch, context=context, **formats)
     step, memory = roofline.estimate(cost, hardware), hardware.memory_bytes or None
-    weights, per_token = roofline.weight_bytes_held(config, dtype), roofline.kv_bytes_per_token(config, dtype)
+    weights, per_token = roofline.weight_bytes_held(config, dtype), roofline.kv_bytes_per_token(config, **formats)
     kv_bytes = batch * context * per_token
     return {
-        "machine": hardware.name, "source": hardware.source, "dtype": dtype, "batch": batch, "context": context,
+        "machine": hardware.name, "source": hardware.source, **formats, "batch": batch, "context": context,
         "prompt": prompt, "memory_bytes": memory, "weight_bytes": weights, "kv_bytes_per_token": per_token,
         "kv_bytes": kv_bytes, "fits": weights + kv_bytes <= memory if memory else None,
-        "max_requests": roofline.max_requests(config, hardware, context=context, dtype=dtype) if memory else None,
-        "ttft": asdict(roofline.estimate(roofline.step_cost(config, num_new=prompt, dtype=dtype), hardware)),
+        "max_requests": roofline.max_requests(config, hardware, context=context, **formats) if memory else None,
+        "ttft": asdict(roofline.estimate(roofline.step_cost(config, num_new=prompt, **formats), hardware)),
         "step": asdict(step), "tokens_per_s": batch / step.time_s, "kv_share": cost.kv_bytes_read / cost.num_bytes,
         "crossover_batch": roofline.crossover_batch(config, hardware, dtype=dtype, context=context),
         "crossover_batch_of_weights": roofline.crossover_batch(config, hardware, dtype=dtype),
@@ -97,7 +108,7 @@ def lines_of(answer: dict[str, Any]) -> list[str]:
     crossover = f"multiplying limits a step {_from(a.crossover_batch)}; with empty caches " \
         f"{_from(a.crossover_batch_of_weights)}" if known else _UNKNOWN
     return [
-        f"{a.model} in {a.dtype} on {a.machine}",
+        f"{a.model} in {a.dtype}{', cache in int8' if a.kv_cache_dtype == 'int8' else ''} on {a.machine}",
         f"  memory      weights {format_bytes(a.weight_bytes)} + cache {format_bytes(a.kv_bytes)} ({a.batch:,} x "
         f"{a.context:,} tokens x {a.kv_bytes_per_token / 2**10:g} KiB)\n              {_fit(a)}",
         f"  TTFT        {a.prompt:,} prompt tokens: {ttft}",

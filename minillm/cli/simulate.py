@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from minillm.cache.blocks import BlockPool
-from minillm.cli.estimate import count, machine_of
+from minillm.cli.estimate import add_formats, count, machine_of
 from minillm.config import EngineConfig
 from minillm.measure.hardware import Hardware
 from minillm.measure.metrics import Slo, Summary
 from minillm.measure.report import MAX_WAITED, format_seconds, table
-from minillm.measure.roofline import FORMATS, kv_bytes_per_token, weight_bytes_held
+from minillm.measure.roofline import FORMATS, engine_options, kv_bytes_per_token, weight_bytes_held
 from minillm.measure.simulate import CostModel, Simulation, compare, simulate
 from minillm.measure.waiting import scheduler_seconds, waited_share
 from minillm.measure.workload import Arrival, Lognormal, load_arrivals, random_arrivals
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--seed", type=int, help="of a drawn load (default: 0)")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="as for estimate (default: %(default)s)")
     parser.add_argument("--hardware", "--on", metavar="MACHINE", help="h100, l4, m4-max ... (default: this machine)")
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 (default: auto)")
+    add_formats(parser)
     options, default = parser.add_argument_group("scheduler"), EngineConfig()
     for name in SIZES:
         options.add_argument(f"--{name.replace('_', '-')}", type=count, default=getattr(default, name),
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     slo, scheduler = Slo(*limits) if limits != [None, None] else None, _scheduler(args, config, hardware, dtype)
     if args.plans or args.perfetto:
         scheduler = RecordingScheduler(scheduler)
-    result = simulate(arrivals, scheduler, CostModel(config, hardware, dtype))
+    result = simulate(arrivals, scheduler, CostModel(config, hardware, dtype, args.kv_cache_dtype))
     numbers = f"auto ({8 * FORMATS[dtype].weight_bytes}-bit weights, {FORMATS[dtype].arithmetic} activations)"
     what = f"{args.model} in {numbers if dtype == 'auto' else dtype} on {hardware.name}"
     _print(args, result, slo, what, scheduler)
@@ -118,7 +118,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _scheduler(args: argparse.Namespace, config: ModelConfig, hardware: Hardware, dtype: str) -> Scheduler:
-    num_blocks, block_bytes = args.num_kv_blocks, args.block_size * kv_bytes_per_token(config, dtype)
+    num_blocks, kv_bytes = args.num_kv_blocks, kv_bytes_per_token(config, dtype, args.kv_cache_dtype)
+    block_bytes = args.block_size * kv_bytes
     if num_blocks is None:
         useful = args.max_num_seqs * -(-config.max_position_embeddings // args.block_size)
         free = MEMORY_SHARE * (hardware.memory_bytes - weight_bytes_held(config, dtype))
@@ -175,21 +176,22 @@ def _check_engine(args: argparse.Namespace, config: ModelConfig, arrivals: Seque
     from minillm.text.tokenizer import load_tokenizer
 
     path = resolve(args.model)
-    model, tokenizer = load_decoder(path, dtype=args.dtype), load_tokenizer(path)
+    model, tokenizer = load_decoder(path, **engine_options(args.dtype)), load_tokenizer(path)
     device = str(model.device)
-    dtype = args.dtype if device == "cpu" else str(model.dtype).removeprefix("torch.")
+    dtype = str(model.dtype).removeprefix("torch.") if args.dtype == "auto" and device != "cpu" else args.dtype
     hardware = Hardware.of_card(card := with_kernels(current_card(device), [dtype]))
     for _ in range(2):  # the first warms up
         recorder = RecordingScheduler(_scheduler(args, config, hardware, dtype))
         before = scheduler_seconds()
-        _serve(LLM(model, tokenizer=tokenizer, scheduler=recorder), arrivals)  # gone before the next one's KV cache
+        _serve(LLM(model, tokenizer=tokenizer, scheduler=recorder, kv_cache_dtype=args.kv_cache_dtype),
+               arrivals)  # gone before the next one's KV cache
         waited = waited_share(before, scheduler_seconds())
     print("Each table predicts with what its title says; values are medians of all steps and of all requests.\n"
           "error of one: how far off the prediction of a single step or request is, the median of these.\n")
     samples = []
     for name, step_seconds in (
-            ("measured kernels", CostModel(config, hardware, dtype)),
-            ("straight roofline", CostModel(config, replace(hardware, kernels={}), dtype)),
+            ("measured kernels", CostModel(config, hardware, dtype, args.kv_cache_dtype)),
+            ("straight roofline", CostModel(config, replace(hardware, kernels={}), dtype, args.kv_cache_dtype)),
             ("a line through the run's own steps", mean_step_seconds(recorder.history))):
         rows = compare(recorder.history, step_seconds)
         samples.append({"step_seconds": name, "waited_share": waited, **rows})

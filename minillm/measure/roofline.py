@@ -17,23 +17,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from minillm.config import KV_CACHE_DTYPES, QUANTIZATIONS
 from minillm.measure.hardware import Hardware
 from minillm.model.config import ModelConfig
 
 
 class Format(NamedTuple):
-    """Bytes of a weight, and of a number of K or V; ``arithmetic`` names the dtype that is multiplied in."""
+    """Bytes of a weight of a layer, of one of the head and the embedding, and of a number of K or V; ``arithmetic``
+    names the dtype that is multiplied in."""
 
-    weight_bytes: int
+    weight_bytes: float
+    head_bytes: int
     kv_bytes: int
     arithmetic: str
 
 
-# By the engine's option ``dtype``. "auto" is what it means on an x86 CPU; on CUDA it is bfloat16 (before 2020 float16).
+# By the engine's option ``dtype`` or ``quantization``. "auto" is what it means on an x86 CPU; on CUDA it is bfloat16
+# (before 2020 float16). 4 bit: a scale and a middle, 4 bytes, for 32 weights; the scale of a row in 8 bit, a few
+# thousandths, is left out.
 FORMATS = {
-    "auto": Format(2, 4, "float32"), "float32": Format(4, 4, "float32"), "float64": Format(8, 8, "float64"),
-    "bfloat16": Format(2, 2, "bfloat16"), "float16": Format(2, 2, "float16"),
+    "auto": Format(2, 2, 4, "float32"), "float32": Format(4, 4, 4, "float32"), "float64": Format(8, 8, 8, "float64"),
+    "bfloat16": Format(2, 2, 2, "bfloat16"), "float16": Format(2, 2, 2, "float16"),
+    "int8": Format(1, 1, 2, "bfloat16"), "int4": Format(0.5 + 4 / 32, 1, 2, "bfloat16"),
 }
+KV_SCALE_BYTES = 2  # under ``kv_cache_dtype="int8"``, for each head's keys, and values, of a token
 MAX_CROSSOVER = 2**20  # no machine holds more requests
 
 
@@ -107,19 +114,36 @@ def _mlp_weights(config: ModelConfig, experts: float) -> float:
 
 def weight_bytes_held(config: ModelConfig, dtype: str = "bfloat16") -> int:
     """Memory that the weights take as stored; kernels that pack them hold a little more."""
-    return sum(parameters(config).values()) * format_of(dtype).weight_bytes
+    form, sizes = format_of(dtype), parameters(config)
+    tables = sizes.pop("embedding") + sizes.pop("head")
+    return round(tables * form.head_bytes + sum(sizes.values()) * form.weight_bytes)
 
 
-def kv_bytes_per_token(config: ModelConfig, dtype: str = "bfloat16") -> int:
-    """Cache that one token of one sequence takes: 2 (K and V) x layers x KV heads x head dimension x bytes."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * format_of(dtype).kv_bytes
+def kv_bytes_per_token(config: ModelConfig, dtype: str = "bfloat16", kv_cache_dtype: str = "auto") -> int:
+    """Cache that one token of one sequence takes: 2 (K and V) x layers x KV heads x head dimension x bytes; with
+    ``kv_cache_dtype`` ``"int8"`` one byte a number, and a scale for each head."""
+    return 2 * config.num_layers * config.num_kv_heads * _head_bytes(config, dtype, kv_cache_dtype)
+
+
+def _head_bytes(config: ModelConfig, dtype: str, kv_cache_dtype: str) -> int:
+    """Of the keys, or values, that one head keeps of a token in a layer."""
+    if kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise ValueError(f"unknown kv_cache_dtype {kv_cache_dtype!r}; known: {', '.join(KV_CACHE_DTYPES)}")
+    if kv_cache_dtype == "int8":
+        return config.head_dim + KV_SCALE_BYTES
+    return config.head_dim * format_of(dtype).kv_bytes
 
 
 def format_of(dtype: str) -> Format:
-    """The bytes behind an option ``dtype``; ``ValueError`` names those there are."""
+    """The bytes behind an option ``dtype`` or ``quantization``; ``ValueError`` names those there are."""
     if dtype not in FORMATS:
         raise ValueError(f"unknown dtype {dtype!r}; known: {', '.join(FORMATS)}")
     return FORMATS[dtype]
+
+
+def engine_options(dtype: str) -> dict[str, str]:
+    """The engine's options that a row of :data:`FORMATS` stands for."""
+    return {"dtype": "auto", "quantization": dtype} if dtype in QUANTIZATIONS else {"dtype": dtype}
 
 
 def experts_woken(num_experts: int, per_token: int, rows: int) -> float:
@@ -135,9 +159,9 @@ def attended_pairs(num_new: int, context: int, window: int | None = None) -> int
 
 
 def step_cost(config: ModelConfig, *, batch: int = 1, num_new: int = 1, context: int = 0, dtype: str = "bfloat16",
-              logits: str = "last") -> StepCost:
+              kv_cache_dtype: str = "auto", logits: str = "last") -> StepCost:
     """The cost of a step whose sequences are all alike (see the module), each in a buffer of its own. ``logits``: of
-    the ``"last"`` row of each sequence, of ``"all"`` or ``"none"``.
+    the ``"last"`` row of each sequence, of ``"all"`` or ``"none"``. ``dtype`` names a row of :data:`FORMATS`.
 
     Raises:
         ValueError: ``batch`` or ``num_new`` below 1, ``context`` below 0, or an unknown ``dtype`` or ``logits``.
@@ -146,11 +170,12 @@ def step_cost(config: ModelConfig, *, batch: int = 1, num_new: int = 1, context:
     if min(batch, num_new) < 1 or context < 0 or logit_rows is None:
         raise ValueError("a step needs batch and num_new of at least 1, context of at least 0, and logits 'last', "
                          f"'all' or 'none', got {batch}, {num_new}, {context} and {logits!r}")
-    return mixed_step_cost(config, {(num_new, context): batch}, logit_rows=logit_rows, dtype=dtype)
+    return mixed_step_cost(config, {(num_new, context): batch}, logit_rows=logit_rows, dtype=dtype,
+                           kv_cache_dtype=kv_cache_dtype)
 
 
 def mixed_step_cost(config: ModelConfig, sequences: Mapping[tuple[int, int], int], *, logit_rows: int,
-                    dtype: str = "bfloat16", paged: bool = False) -> StepCost:
+                    dtype: str = "bfloat16", kv_cache_dtype: str = "auto", paged: bool = False) -> StepCost:
     """The cost of a step of any sequences: chunks of prompts beside decodes.
 
     Args:
@@ -162,18 +187,18 @@ def mixed_step_cost(config: ModelConfig, sequences: Mapping[tuple[int, int], int
     form, sizes = format_of(dtype), parameters(config)
     rows = sum(num_new * count for (num_new, _), count in sequences.items())
     cached, pairs = _attended(config, sequences)
-    read = 2 * config.num_kv_heads * config.head_dim * form.kv_bytes * cached
+    read = 2 * config.num_kv_heads * _head_bytes(config, dtype, kv_cache_dtype) * cached
     woken = experts_woken(config.num_experts, config.num_experts_per_token, rows)
     mlp, mlp_flops = _mlp_weights(config, woken), 2 * rows * _mlp_weights(config, config.num_experts_per_token)
     pair_flops = 4 * config.num_heads * config.head_dim  # two products of a query and a key, or value
     parts = {
-        "embedding": Part(rows * config.hidden_size * form.weight_bytes, 0, rows),
+        "embedding": Part(rows * config.hidden_size * form.head_bytes, 0, rows),
         "norms": Part(sizes["norms"] * max(4, form.kv_bytes), 0, rows),  # kept in float32 or wider
-        "qkv": _linear(sizes["qkv"], form, rows),
-        "attention": Part(read + rows * kv_bytes_per_token(config, dtype), pairs * pair_flops, 0),
-        "output": _linear(sizes["output"], form, rows),
+        "qkv": _linear(sizes["qkv"], form.weight_bytes, rows),
+        "attention": Part(read + rows * kv_bytes_per_token(config, dtype, kv_cache_dtype), pairs * pair_flops, 0),
+        "output": _linear(sizes["output"], form.weight_bytes, rows),
         "mlp": Part(mlp * form.weight_bytes, mlp_flops, mlp_flops / (2 * mlp)),
-        "head": _linear(sizes["embedding"] if logit_rows else 0, form, logit_rows),
+        "head": _linear(sizes["embedding"] if logit_rows else 0, form.head_bytes, logit_rows),
     }
     return StepCost(dtype=dtype, parts=parts, kv_bytes_read=read,
                     operators=_operators(config, sequences, woken, paged))
@@ -189,8 +214,8 @@ def _attended(config: ModelConfig, sequences: Mapping[tuple[int, int], int]) -> 
     return cached, pairs
 
 
-def _linear(num_weights: int, form: Format, rows: int) -> Part:
-    return Part(num_weights * form.weight_bytes, 2 * num_weights * rows, rows)
+def _linear(num_weights: int, weight_bytes: float, rows: int) -> Part:
+    return Part(num_weights * weight_bytes, 2 * num_weights * rows, rows)
 
 
 def _operators(config: ModelConfig, sequences: Mapping[tuple[int, int], int], woken: float, paged: bool) -> int:
@@ -267,7 +292,8 @@ def crossover_batch(config: ModelConfig, hardware: Hardware, *, dtype: str = "bf
     return found if found < MAX_CROSSOVER else None
 
 
-def max_requests(config: ModelConfig, hardware: Hardware, *, context: int, dtype: str = "bfloat16") -> int:
+def max_requests(config: ModelConfig, hardware: Hardware, *, context: int, dtype: str = "bfloat16",
+                 kv_cache_dtype: str = "auto") -> int:
     """How many requests of ``context`` tokens fit beside the weights; 0 when not even one does."""
     free = hardware.memory_bytes - weight_bytes_held(config, dtype)
-    return max(0, int(free // (kv_bytes_per_token(config, dtype) * max(1, context))))
+    return max(0, int(free // (kv_bytes_per_token(config, dtype, kv_cache_dtype) * max(1, context))))

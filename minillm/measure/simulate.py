@@ -31,19 +31,21 @@ class CostModel:
     """Seconds that a step takes at least, from its plan: ``CostModel(config, Hardware.named("h100"))(plan)``.
 
     Args:
-        dtype: as for :func:`~minillm.measure.roofline.step_cost`.
+        dtype, kv_cache_dtype: as for :func:`~minillm.measure.roofline.step_cost`.
         overhead_s: added to each step, for what the cost model does not count (scheduler, sampler, text).
     """
 
     config: ModelConfig
     hardware: Hardware
     dtype: str = "bfloat16"
+    kv_cache_dtype: str = "auto"
     overhead_s: float = 0.0
 
     def __call__(self, plan: StepPlan) -> float:
         """Seconds of one step."""
         sequences = Counter((item.num_tokens, item.start) for item in plan.scheduled)
-        cost = mixed_step_cost(self.config, sequences, logit_rows=len(plan.sampling), dtype=self.dtype, paged=True)
+        cost = mixed_step_cost(self.config, sequences, logit_rows=len(plan.sampling), dtype=self.dtype,
+                               kv_cache_dtype=self.kv_cache_dtype, paged=True)
         return estimate(cost, self.hardware).time_s + self.overhead_s
 
 

@@ -74,12 +74,13 @@ class Controller:
         margin: what it must promise to gain.
     """
 
-    SHARE, FOR_TRIALS = 0.1, 0.03  # weight of the newest observation; share of the time that trials may take
+    SHARE, FOR_TRIALS = 0.1, 0.01  # weight of the newest observation; share of the time that trials may take
+    OF_SHORTER = 0.5  # weight of a time below what was expected: the first step of a shape, or a disturbed one, is long
 
     def __init__(self, most: int, margin: float = 1.05):
         self.most, self.margin = most, margin
         self.checked, self.accepted = 1.0, 0.7  # drafts a step; hopeful, so that it is tried
-        self.seconds: dict[int, float] = {}  # by the power of two that holds the number of rows
+        self.seconds: dict[int, float] = {}  # by rows of a step
         self.asking_s, self.answered = 0.0, 1.0  # what asking takes a draft, and the share of requests that get some
         self._drafting, self._saved_s = False, 0.0
 
@@ -90,23 +91,23 @@ class Controller:
 
     def num_drafts(self, num_requests: int) -> int:
         """Drafts for each of ``num_requests`` that decode; 0: none."""
-        plain = self._seconds(num_requests)
+        plain = self.seconds.get(num_requests)
         if plain is None:  # what a plain step costs must be known first
             return 0
-        # Asking that costs next to nothing is no decision: what counts is what to do with drafts once there are some.
-        asking, answered = (0.0, 1.0) if self.asking_s < 0.01 * plain else (self.asking_s, self.answered)
+        asking, answered = self.asking_s, self.answered
+        if asking < 0.01 * plain:  # no decision: what counts is what to do with drafts once somebody has some
+            asking, answered = 0.0, max(answered, 1 / num_requests)
         costs, speeds = [plain], [self.margin / plain]
         for count in range(1, self.most + 1):
-            # Not seen yet: hoped to cost no more, to be seen.
-            seconds = self._seconds(num_requests * (1 + count)) or plain
-            costs.append(count * asking + answered * seconds + (1 - answered) * plain)
+            costs.append(count * asking + self._seconds(num_requests, num_requests * (1 + answered * count)))
             speeds.append((1 + answered * (self.tokens_per_step(count) - 1)) / costs[-1])
-        return self._tried(speeds.index(max(speeds)), costs)
+        return self._tried(speeds, costs)
 
-    def _tried(self, best: int, costs: list[float]) -> int:
-        """``best``, or the other way (drafts or none) once a share of the time since the last trial pays for it: text
-        changes, and so does a machine."""
-        other = 0 if best else self.most
+    def _tried(self, speeds: list[float], costs: list[float]) -> int:
+        """The fastest, or the other way (drafts or none) once a share of the time since the last trial pays for it:
+        text changes, and so does a machine."""
+        best = speeds.index(max(speeds))
+        other = 0 if best else speeds.index(max(speeds[1:]), 1)
         self._saved_s = self._saved_s + self.FOR_TRIALS * costs[best] if (best > 0) == self._drafting else 0.0
         self._drafting = best > 0
         if self._saved_s < costs[other]:
@@ -129,14 +130,19 @@ class Controller:
         A draft behind a wrong one is not checked, and says nothing. Both numbers are averaged, and not the share of
         each step: a step ends with its first wrong draft, so its own share is too low.
         """
-        key = num_rows.bit_length()
-        self.seconds[key] = seconds if key not in self.seconds else self._moved(self.seconds[key], seconds)
+        before = self.seconds.get(num_rows, seconds)
+        self.seconds[num_rows] = self._moved(before, seconds, self.OF_SHORTER if seconds < before else self.SHARE)
         if num_checked:
             self.checked = self._moved(self.checked, num_checked)
             self.accepted = self._moved(self.accepted, num_accepted)
 
-    def _moved(self, old: float, new: float) -> float:
-        return old + self.SHARE * (new - old)
+    def _moved(self, old: float, new: float, share: float = SHARE) -> float:
+        return old + share * (new - old)
 
-    def _seconds(self, num_rows: int) -> float | None:
-        return self.seconds.get(num_rows.bit_length())
+    def _seconds(self, num_requests: int, num_rows: float) -> float:
+        """Of a step of ``num_rows``, on a line between the nearest that were seen; beyond the last, hoped to cost no
+        more than it, so that it is tried."""
+        below = max(rows for rows in self.seconds if rows <= num_rows)  # at least num_requests, which was seen
+        above = min((rows for rows in self.seconds if rows >= num_rows), default=below)
+        share = (num_rows - below) / (above - below) if above > below else 0.0
+        return self.seconds[below] + share * (self.seconds[above] - self.seconds[below])

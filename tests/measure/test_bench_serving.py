@@ -60,7 +60,7 @@ def test_one_batch_size_needs_no_trial():
 
 @pytest.mark.parametrize("part, rounds", [("nonsense", 1), ("paged", 0)])
 def test_an_unknown_part_or_no_round_is_refused(part, rounds):
-    with pytest.raises(ValueError, match="at least one round of batch, paged"):
+    with pytest.raises(ValueError, match="at least one round of batch, formats, paged"):
         taken(part, rounds=rounds)
 
 
@@ -111,7 +111,6 @@ def test_each_goal_names_cases_of_one_part_and_every_part_can_be_taken():
     assert {*PARTS} == {*serving_samples.TAKERS}
     for name in ("batch", "paged", "prefix", "chunked"):  # whose cases are their sides
         assert {side for goal in PARTS[name].goals for side in (goal.case, goal.other)} <= {*PARTS[name].sides}
-    assert PARTS["batch"].sides == batch_peers.BATCH_SIDES
 
 
 def options(*arguments: str) -> argparse.Namespace:
@@ -138,7 +137,7 @@ def test_the_command_keeps_what_was_taken_whatever_ends_it(error, code, tmp_path
 @pytest.mark.parametrize("arguments", [
     ("--only", "nonsense"), ("--only", ""), ("--rounds", "0"), ("--batch-sizes", "0")])
 def test_bad_options_are_refused_before_anything_runs(arguments):
-    with pytest.raises(ValueError, match="--only takes parts of batch, paged"):
+    with pytest.raises(ValueError, match="--only takes parts of batch, formats, paged"):
         compare.main(options(*arguments))
 
 
@@ -164,7 +163,7 @@ def test_a_stretch_of_text_goes_round():
 
 
 def test_an_unknown_side_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="known: minillm-auto"):
+    with pytest.raises(ValueError, match="known: minillm, transformers-static"):
         load_batch_engine("vllm-auto", "m", "cpu", 8)
 
 

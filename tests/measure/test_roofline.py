@@ -16,7 +16,7 @@ from minillm.attention.base import StepTensors
 from minillm.attention.paged import PagedAttention
 from minillm.attention.torch_backend import ContiguousAttention
 from minillm.cache.blocks import BlockPool
-from minillm.config import DTYPES
+from minillm.config import DTYPES, KV_CACHE_DTYPES, QUANTIZATIONS
 from minillm.measure.bench.kernels import check_grid, measure_kernels, median_error
 from minillm.measure.card import MachineCard
 from minillm.measure.hardware import Hardware, KernelRates, known_hardware
@@ -24,6 +24,7 @@ from minillm.measure.roofline import (
     FORMATS,
     attended_pairs,
     crossover_batch,
+    engine_options,
     estimate,
     experts_woken,
     kv_bytes_per_token,
@@ -59,10 +60,10 @@ TINY = {
 }
 
 
-def random_decoder(config: ModelConfig, dtype: str = "float32") -> Decoder:
+def random_decoder(config: ModelConfig, dtype: str = "float32", quantization: str | None = None) -> Decoder:
     generator = torch.Generator().manual_seed(0)
     weights = {name: torch.randn(shape, generator=generator) * 0.1 for name, shape in expected_tensors(config).items()}
-    return Decoder.from_weights(config, weights, dtype=dtype)
+    return Decoder.from_weights(config, weights, dtype=dtype, quantization=quantization)
 
 
 @pytest.mark.parametrize("model", known_models())
@@ -122,8 +123,31 @@ def test_weight_bytes_of_one_token_are_those_the_decoder_says_it_reads(keys: dic
     assert cost.weight_bytes - embedding_row == random_decoder(config, dtype).bytes_read_per_step
 
 
-def test_every_dtype_of_the_engine_has_its_bytes() -> None:
-    assert set(FORMATS) == set(DTYPES)
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_quantized_weights_read_what_the_decoder_says_but_for_the_scales_of_rows(quantization: str, tied: bool) -> None:
+    config = tiny(hidden_size=256, intermediate_size=512, vocab_size=512, head_dim=32, tie_word_embeddings=tied)
+    cost = step_cost(config, dtype=quantization)
+    model = random_decoder(config, **engine_options(quantization))
+    read = cost.weight_bytes - cost.parts["embedding"].num_bytes
+    assert model.bytes_read_per_step == pytest.approx(read, rel=0.01)
+    assert model.bytes_read_per_step >= read
+
+
+def test_int8_keys_and_values_take_a_byte_each_and_a_scale_a_head() -> None:
+    config = find_config("llama-3-8b")
+    wide, narrow = (kv_bytes_per_token(config, "bfloat16", kind) for kind in KV_CACHE_DTYPES)
+    assert (wide, narrow) == (2 * 32 * 8 * 128 * 2, 2 * 32 * 8 * (128 + 2))
+    costs = [step_cost(config, context=1000, kv_cache_dtype=kind).kv_bytes_read for kind in KV_CACHE_DTYPES]
+    assert costs == [1000 * wide, 1000 * narrow]
+    fit = [max_requests(config, H100, context=8192, kv_cache_dtype=kind) for kind in KV_CACHE_DTYPES]
+    assert fit[1] / fit[0] == pytest.approx(256 / 130, rel=0.03)
+    with pytest.raises(ValueError, match="kv_cache_dtype 'int4'"):
+        kv_bytes_per_token(config, kv_cache_dtype="int4")
+
+
+def test_every_dtype_and_quantization_of_the_engine_has_its_bytes() -> None:
+    assert set(FORMATS) == {*DTYPES, *QUANTIZATIONS}
 
 
 @pytest.mark.parametrize(("num_new", "context", "window"), [

@@ -4,7 +4,7 @@ What makes the sides comparable: the same weights, prompts and numbers of new to
 greedy, with end-of-sequence ids ignored; the clock runs from the first request's submission to the last token; only
 tokens that were asked for are counted; a short warm-up before, on other ids.
 
-    minillm-DTYPE                  ``LLM.generate``; ``batch_size`` is ``max_num_seqs``
+    minillm-DTYPE                  ``LLM.generate``; ``batch_size`` is ``max_num_seqs``; DTYPE may be a quantization
     transformers-static-DTYPE      ``generate`` on ``batch_size`` requests at a time, in the order given, padded on the
                                    left; each batch decodes until its longest answer is done
     transformers-continuous-DTYPE  the manager behind ``generate_batch``, which takes a length for each request
@@ -28,12 +28,10 @@ import torch
 from minillm import LLM, SamplingParams
 from minillm.extras import require
 from minillm.measure.bench.compare import TEXT
+from minillm.measure.roofline import engine_options
 from minillm.model.hub import cache_dir, resolve
 from minillm.text.tokenizer import load_tokenizer
 
-BATCH_SIDES = ("minillm-auto", "minillm-float32", "minillm-bfloat16", "transformers-static-float32",
-               "transformers-static-bfloat16", "transformers-continuous-float32", "llamacpp-float16",
-               "llamacpp-bfloat16")
 PROMPT_TOKENS, OUTPUT_TOKENS = (16, 256), (16, 128)
 # One step of llama.cpp and of transformers' continuous batching takes at most so many tokens, prompts included.
 STEP_TOKENS = 512
@@ -86,8 +84,8 @@ class MinillmBatch(BatchEngine):
     """minillm through its public face."""
 
     def __init__(self, model: str, dtype: str, device: str, batch_size: int):
-        self.llm = LLM(model, dtype=dtype, device=device, max_num_seqs=batch_size,
-                       max_model_len=PROMPT_TOKENS[1] + OUTPUT_TOKENS[1])
+        self.llm = LLM(model, device=device, max_num_seqs=batch_size,
+                       max_model_len=PROMPT_TOKENS[1] + OUTPUT_TOKENS[1], **engine_options(dtype))
 
     @property
     def weight_bytes(self) -> int:
@@ -259,17 +257,21 @@ def _silence(llama_cpp: Any) -> Any:
 
 
 def plain_gguf(model: str, dtype: str) -> Path:
-    """The weights of a GGUF file in ``dtype``, written once into the cache folder by llama.cpp itself.
+    """The weights of a GGUF file in ``dtype``, written once into the cache folder by llama.cpp itself: ``"int8"`` as
+    Q8_0, a scale for 32 weights; ``"int4"`` is the file as it is, which the default model's has in Q4_1.
 
     Raises:
-        ValueError: a model that is no GGUF file, or a dtype other than float16 and bfloat16.
+        ValueError: a model that is no GGUF file, or a dtype that is compared with nothing.
     """
     import llama_cpp
 
-    kinds = {"float16": llama_cpp.LLAMA_FTYPE_MOSTLY_F16, "bfloat16": llama_cpp.LLAMA_FTYPE_MOSTLY_BF16}
+    kinds = {"float32": llama_cpp.LLAMA_FTYPE_ALL_F32, "float16": llama_cpp.LLAMA_FTYPE_MOSTLY_F16,
+             "bfloat16": llama_cpp.LLAMA_FTYPE_MOSTLY_BF16, "int8": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, "int4": None}
     path = Path(resolve(model))
     if path.suffix != ".gguf" or dtype not in kinds:
         raise ValueError(f"llama.cpp is compared on a .gguf file in {' or '.join(kinds)}, not on {model} in {dtype}")
+    if kinds[dtype] is None:
+        return path
     target = cache_dir() / "llamacpp" / f"{path.stem}-{dtype}.gguf"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -283,10 +285,10 @@ def plain_gguf(model: str, dtype: str) -> Path:
 
 
 def load_batch_engine(side: str, model: str, device: str, batch_size: int) -> BatchEngine:
-    """The engine of one of :data:`BATCH_SIDES`; another name raises ``ValueError``."""
-    if side not in BATCH_SIDES:
-        raise ValueError(f"unknown side {side!r}; known: {', '.join(BATCH_SIDES)}")
+    """The engine of a side, ``KIND-DTYPE`` as above; ``ValueError`` for another kind."""
     kind, _, dtype = side.rpartition("-")
     kinds = {"minillm": MinillmBatch, "transformers-static": StaticBatch, "transformers-continuous": ContinuousBatch,
              "llamacpp": LlamaCppBatch}
+    if kind not in kinds:
+        raise ValueError(f"unknown side {side!r}; known: {', '.join(kinds)}, each with -DTYPE")
     return kinds[kind](model, dtype, device, batch_size)

@@ -22,10 +22,12 @@ from minillm.measure.bench.machine import time_repeated
 from minillm.measure.card import MachineCard
 from minillm.measure.distribution import Spread
 from minillm.measure.hardware import Hardware, KernelRates
-from minillm.measure.roofline import estimate, step_cost
+from minillm.measure.roofline import engine_options, estimate, step_cost
 from minillm.model.config import ModelConfig
 from minillm.model.decoder import Decoder
 from minillm.model.linear import activation_dtype, make_linear
+from minillm.model.quantize import SCHEMES, quantize
+from minillm.model.quantized import make_quantized_linear
 from minillm.model.weights import expected_tensors
 
 ROWS = (1, 2, 4, 8, 16, 64, 256)
@@ -43,12 +45,13 @@ def with_kernels(card: MachineCard, dtypes: Sequence[str]) -> MachineCard:
 
 def measure_kernels(dtype: str = "auto", device: str = "cpu", buffer_bytes: int = 2**28,
                     seconds: float = 6.0) -> KernelRates:
-    """The rates of this device's kernels under the engine's option ``dtype``.
+    """The rates of this device's kernels under the engine's option ``dtype``, or ``quantization``.
 
     ``buffer_bytes`` of weights, and of K and V, are gone through in turn, so that each call finds its operands in
     memory; several times the last cache, as on the machine card.
     """
-    kernel_dtype = activation_dtype(dtype, torch.device(device))
+    kernel_dtype = activation_dtype(engine_options(dtype)["dtype"], torch.device(device),
+                                    quantized=dtype in SCHEMES)
     linear = tuple(_measure_linear(dtype, kernel_dtype, device, buffer_bytes, seconds * 0.6))
     return KernelRates(
         linear=linear, kv_bytes_per_s=_measure_kv(kernel_dtype, device, buffer_bytes, seconds * 0.2),
@@ -59,8 +62,13 @@ def measure_kernels(dtype: str = "auto", device: str = "cpu", buffer_bytes: int 
 def _measure_linear(dtype: str, kernel_dtype: torch.dtype, device: str, buffer_bytes: int,
                     seconds: float) -> Iterator[tuple[int, float]]:
     """``(rows, seconds per byte of weights)``."""
-    weight = torch.randn(SIZE, SIZE)
-    copies = (make_linear(weight.clone(), dtype=dtype, device=torch.device(device)) for _ in itertools.count())
+    weight, where = torch.randn(SIZE, SIZE), torch.device(device)
+    if dtype in SCHEMES:
+        quantized = quantize(weight, SCHEMES[dtype])
+        copies = (make_quantized_linear(quantized.map(torch.clone), None, dtype=kernel_dtype, device=where)
+                  for _ in itertools.count())
+    else:
+        copies = (make_linear(weight.clone(), dtype=dtype, device=where) for _ in itertools.count())
     first = next(copies)
     turn = itertools.cycle([first, *itertools.islice(copies, max(7, buffer_bytes // first.bytes_read))])
     for rows in ROWS:
@@ -100,7 +108,7 @@ def _measure_calls(dtype: str, device: str, seconds: float) -> float:
     config = ModelConfig(model_type="llama", vocab_size=64, hidden_size=64, intermediate_size=64, num_layers=8,
                          num_heads=4, num_kv_heads=1, head_dim=16, max_position_embeddings=64)
     weights = {name: torch.zeros(shape) for name, shape in expected_tensors(config).items()}
-    model = Decoder.from_weights(config, weights, dtype=dtype, device=device)
+    model = Decoder.from_weights(config, weights, device=device, **engine_options(dtype))
     samples = time_step(model, 1, 1, 16, seconds=seconds)
     return Spread.of(samples).median / step_cost(config, context=16, dtype=dtype).operators
 

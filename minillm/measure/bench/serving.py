@@ -72,6 +72,9 @@ class Part:
 
 
 _SPEED, _STEP = "output_tokens_per_s", "step_s"
+_ENGINES = ("minillm", "llamacpp")
+_FORMATS, _PEERS = ("auto", "bfloat16", "int8", "int4"), ("float32", "bfloat16", "int8", "int4")
+_FLOORS = {"one request": (1, 0.5, 0.55, 0.75), "prompt": (None, 1, None, 1.4), "32 at once": (None, 0.95, None, 1.5)}
 _SPECULATING = ("auto", "bfloat16", "int4")
 CHUNKS = ("512 of 2048", "256 of 2048", "128 of 2048", "64 of 2048", "2048 of 128")
 PARTS = {
@@ -85,6 +88,11 @@ PARTS = {
          Goal(_SPEED, "minillm-auto", "transformers-continuous-float32", at_least=1.3),
          Goal(_SPEED, "minillm-auto", "llamacpp-float16"),
          Goal(_SPEED, "minillm-bfloat16", "llamacpp-bfloat16", at_least=1))),
+    "formats": Part(
+        "number formats beside llama.cpp's: decoding one request and 32 at once, and reading a prompt of 256 tokens",
+        tuple(f"{engine}-{kind}" for kinds in zip(_FORMATS, _PEERS) for engine, kind in zip(_ENGINES, kinds)),
+        tuple(Goal(_SPEED, f"{case}, minillm-{ours}", f"{case}, llamacpp-{theirs}", at_least=floor)
+              for case, floors in _FLOORS.items() for ours, theirs, floor in zip(_FORMATS, _PEERS, floors))),
     "paged": Part(
         "one request, 128 tokens after a prompt of 128: over blocks, and over one buffer", ("paged", "contiguous"),
         (Goal(_SPEED, "paged", "contiguous", at_least=0.9),)),

@@ -7,6 +7,7 @@ list of cases: ``{"case": name, "step_s": 0.012, ...}``. :mod:`~minillm.measure.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import sys
 import time
@@ -18,13 +19,13 @@ import torch
 
 from minillm import LLM, SamplingParams
 from minillm.attention.torch_backend import ContiguousAttention
-from minillm.config import QUANTIZATIONS
 from minillm.llm import Stream
 from minillm.measure.bench import step_costs
 from minillm.measure.bench.batch_peers import BatchJob, batch_workload, greedy, load_batch_engine, stretch, text_ids
 from minillm.measure.bench.quality import passages
 from minillm.measure.distribution import percentile
 from minillm.measure.report import decode_bytes_per_token
+from minillm.measure.roofline import engine_options
 from minillm.model.device import resolve_device
 
 Case = dict[str, Any]
@@ -56,6 +57,30 @@ def take_batch(spec: ServingSpec) -> list[Case]:
     return [{"case": spec.side, "batch_size": spec.batch_size, "seconds": seconds,
              "output_tokens_per_s": sum(map(len, answers)) / seconds, "read_bytes_per_s": read,
              "answers": [hashlib.sha256(json.dumps(answer).encode()).hexdigest()[:12] for answer in answers]}]
+
+
+def take_formats(spec: ServingSpec) -> list[Case]:
+    """Tokens per second in the number format of ``spec.side``: decoding, by what more tokens take, and prefill."""
+    text, starts = text_ids(spec.model), itertools.count(1)
+
+    def seconds(batch: int, num_prompt: int, num_new: int) -> float:
+        jobs = [BatchJob(stretch(text, num_prompt, next(starts)), num_new) for _ in range(batch)]
+        start_s = time.perf_counter()
+        engine.run(jobs)
+        return time.perf_counter() - start_s
+
+    cases = []
+    for batch, name, num_more in ((1, "one request", 96), (32, "32 at once", 32)):
+        engine = load_batch_engine(spec.side, spec.model, spec.device, batch)
+        seconds(batch, 64, 8)
+        if batch == 1:
+            seconds(1, 256, 1)
+            cases.append({"case": f"prompt, {spec.side}",
+                          "output_tokens_per_s": 256 / percentile([seconds(1, 256, 1) for _ in range(3)], 50)})
+        decoding = seconds(batch, 128, 1 + num_more) - seconds(batch, 128, 1)
+        cases.append({"case": f"{name}, {spec.side}", "output_tokens_per_s": batch * num_more / decoding})
+        engine.close()
+    return cases
 
 
 def take_paged(spec: ServingSpec) -> list[Case]:
@@ -133,10 +158,9 @@ def take_speculation(spec: ServingSpec) -> list[Case]:
     prompts that ask for what they contain (two kinds of prompt, of three texts and three programs) and to prompts that
     do not, and 32 at once."""
     kind, how = spec.side.split()
-    options = {"quantization": kind} if kind in QUANTIZATIONS else {"dtype": kind}
     asked = None if how == "plain" else {"method": "ngram", "num_speculative_tokens": 4}
     llm = LLM(spec.model, device=spec.device, max_num_seqs=32, enable_prefix_caching=False,
-              speculative_config=asked, **options)
+              speculative_config=asked, **engine_options(kind))
     texts = [" ".join(passage["text"].split(" ")[:130]) for passage in passages() if passage["language"] == "en"]
     copies = [form.format(text) for form in EDITS for text in (*texts[:3], *texts[9:12])]
     ask = lambda prompts: llm.chat([[{"role": "user", "content": prompt}] for prompt in prompts],  # noqa: E731
@@ -163,7 +187,7 @@ def take_growth(spec: ServingSpec) -> list[Case]:
 
 
 TAKERS: dict[str, Callable[[ServingSpec], list[Case]]] = {
-    "batch": take_batch, "paged": take_paged, "overhead": take_overhead, "prefix": take_prefix,
+    "batch": take_batch, "formats": take_formats, "paged": take_paged, "overhead": take_overhead, "prefix": take_prefix,
     "chunked": take_chunked, "speculation": take_speculation, "growth": take_growth,
     "endurance": lambda spec: step_costs.endurance(),
 }
