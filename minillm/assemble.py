@@ -12,6 +12,7 @@ from minillm.cache.blocks import BlockPool
 from minillm.cache.store import BlockStore, Int8BlockStore
 from minillm.config import SPECULATION, EngineConfig
 from minillm.errors import ModelError
+from minillm.measure.results import shipped_file
 from minillm.model.config import load_config
 from minillm.model.decoder import Decoder
 from minillm.model.device import free_bytes, resolve_device
@@ -23,6 +24,7 @@ from minillm.schedule.scheduler import Scheduler, SchedulerProtocol
 from minillm.speculate.draft import DraftModelProposer, check_same_tokens
 from minillm.speculate.propose import Controller, NgramProposer, ProposerProtocol
 from minillm.speculate.speculation import Speculation
+from minillm.speculate.table import NgramTable
 from minillm.text.tokenizer import Tokenizer, load_tokenizer
 
 # What a pool and a scheduler are made of: given together with a part that brings its own, such an option would be
@@ -103,6 +105,19 @@ def num_blocks(config: EngineConfig, model: Decoder, max_model_len: int) -> int:
     return max(one, min(config.max_num_seqs * one, budget // each))
 
 
+def _table(name: str | Path, tokenizer: Tokenizer) -> NgramTable:
+    """The table of n-grams of that path, or that comes with minillm under that name."""
+    try:
+        path = Path(name) if Path(name).suffix else shipped_file(f"draft/{name}.npz")
+    except FileNotFoundError:
+        raise ModelError(f"no table of n-grams is called {str(name)!r}; give the path of an .npz file") from None
+    table = NgramTable.load(path)
+    if table.vocab_size != tokenizer.vocab_size:
+        raise ModelError(f"the table {name} is for {table.vocab_size} token ids, the model's tokenizer has "
+                         f"{tokenizer.vocab_size}")
+    return table
+
+
 def speculation_of(config: EngineConfig, proposer: ProposerProtocol | None, scheduler: SchedulerProtocol,
                    sampler: SamplerProtocol, tokenizer: Tokenizer, vocab_size: int) -> Speculation | None:
     """Whom the engine asks for drafts; None where nobody is to be asked.
@@ -127,7 +142,8 @@ def speculation_of(config: EngineConfig, proposer: ProposerProtocol | None, sche
             raise ModelError(f"the draft model has {draft.config.vocab_size} rows for the target's {vocab_size} tokens")
         proposer = DraftModelProposer(draft, sampler)
     elif proposer is None:
-        proposer = NgramProposer(numbers["prompt_lookup_max"], numbers["prompt_lookup_min"])
+        table = _table(asked["table"], tokenizer) if "table" in asked else None
+        proposer = NgramProposer(numbers["prompt_lookup_max"], numbers["prompt_lookup_min"], table)
     return Speculation(proposer, Controller(numbers["num_speculative_tokens"]), vocab_size)
 
 

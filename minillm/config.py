@@ -23,7 +23,7 @@ _LEAST = {"max_model_len": 1, "max_num_seqs": 1, "max_num_batched_tokens": 1, "m
 
 
 # What ``speculative_config`` takes: by method beside ``method`` itself, and the default, least and most of each number.
-METHODS = {"ngram": ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"),
+METHODS = {"ngram": ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "table"),
            "draft": ("num_speculative_tokens", "model", "quantization")}
 SPECULATION = {"num_speculative_tokens": (4, 1, 32), "prompt_lookup_max": (4, 1, 64), "prompt_lookup_min": (2, 1, 64)}
 
@@ -65,7 +65,9 @@ class EngineConfig:
             default), or ``"draft"``, what a smaller ``"model"`` with the same tokens says, perhaps with a
             ``"quantization"`` of its own. ``"num_speculative_tokens"``: most drafts of a request in a step (default 4);
             the engine takes fewer, or none, where it measures that they do not pay. ``"prompt_lookup_max"`` (4),
-            ``"prompt_lookup_min"`` (2): newest tokens to look for. ``LLM(proposer=...)`` brings the method.
+            ``"prompt_lookup_min"`` (2): newest tokens to look for; ``"table"``: a file of what mostly follows which
+            tokens, for text that copies nothing, or ``"smollm2-135m"``, the one that comes with minillm.
+            ``LLM(proposer=...)`` brings the method.
         seed: the seed from which requests without a seed of their own get theirs (default 0: runs repeat).
     Raises:
         ValueError: naming the option and what it accepts.
@@ -140,6 +142,8 @@ def _check_speculation(options: Mapping[str, Any] | None) -> None:
     if method == "draft" and not isinstance(options.get("model"), (str, Path)):
         raise ValueError("speculative_config's method 'draft' needs a model: a name, an id or a path, got "
                          f"{options.get('model')!r}. A loaded one goes in as proposer=DraftModelProposer(...)")
+    if not isinstance(options.get("table", ""), (str, Path)):
+        raise ValueError(f"speculative_config's table must be a name or a path, got {options['table']!r}")
     if options.get("quantization") not in (None, *QUANTIZATIONS):
         raise ValueError(f"speculative_config's quantization must be 'int8' or 'int4', got {options['quantization']!r}")
     for name, (default, least, most) in SPECULATION.items():

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
-from minillm.config import KV_CACHE_DTYPES
+from minillm.config import KV_CACHE_DTYPES, QUANTIZATIONS
 from minillm.measure import roofline
 from minillm.measure.card import MachineCard
 from minillm.measure.hardware import Hardware, known_hardware
@@ -76,6 +76,14 @@ def machine_of(name: str | None, dtype: str) -> tuple[Hardware, str]:
     return hardware, dtype
 
 
+def in_words(dtype: str, kv_cache_dtype: str) -> str:
+    """Number formats for people; what ``"auto"`` and the quantizations mean is said."""
+    form, cache = roofline.FORMATS[dtype], ", int8 cache" * (kv_cache_dtype == "int8")
+    if dtype not in ("auto", *QUANTIZATIONS):
+        return dtype + cache
+    return f"{dtype} ({8 * form.weight_bytes:g}-bit weights, {form.arithmetic} activations{cache})"
+
+
 def answer_for(config: ModelConfig, hardware: Hardware, batch: int, context: int, prompt: int,
                dtype: str, kv_cache_dtype: str = "auto") -> dict[str, Any]:
     """What the command says of one model on one machine, in bytes, tokens and seconds.
@@ -108,7 +116,7 @@ def lines_of(answer: dict[str, Any]) -> list[str]:
     crossover = f"multiplying limits a step {_from(a.crossover_batch)}; with empty caches " \
         f"{_from(a.crossover_batch_of_weights)}" if known else _UNKNOWN
     return [
-        f"{a.model} in {a.dtype}{', cache in int8' if a.kv_cache_dtype == 'int8' else ''} on {a.machine}",
+        f"{a.model} in {in_words(a.dtype, a.kv_cache_dtype)} on {a.machine}",
         f"  memory      weights {format_bytes(a.weight_bytes)} + cache {format_bytes(a.kv_bytes)} ({a.batch:,} x "
         f"{a.context:,} tokens x {a.kv_bytes_per_token / 2**10:g} KiB)\n              {_fit(a)}",
         f"  TTFT        {a.prompt:,} prompt tokens: {ttft}",

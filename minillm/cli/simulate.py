@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from minillm.cache.blocks import BlockPool
-from minillm.cli.estimate import add_formats, count, machine_of
+from minillm.cli.estimate import add_formats, count, in_words, machine_of
 from minillm.config import EngineConfig
 from minillm.measure.hardware import Hardware
 from minillm.measure.metrics import Slo, Summary
 from minillm.measure.report import MAX_WAITED, format_seconds, table
-from minillm.measure.roofline import FORMATS, engine_options, kv_bytes_per_token, weight_bytes_held
+from minillm.measure.roofline import engine_options, kv_bytes_per_token, weight_bytes_held
 from minillm.measure.simulate import CostModel, Simulation, compare, simulate
 from minillm.measure.waiting import scheduler_seconds, waited_share
 from minillm.measure.workload import Arrival, Lognormal, load_arrivals, random_arrivals
@@ -99,14 +99,13 @@ def run(args: argparse.Namespace) -> int:
         prompt=Lognormal(200, high=min(2000, most // 2)), output=Lognormal(100, high=min(800, most // 2)))
     if args.check_engine:
         return _check_engine(args, config, arrivals)
-    hardware, dtype = machine_of(args.hardware, args.dtype)
+    model = CostModel(config, *machine_of(args.hardware, args.dtype), args.kv_cache_dtype)
     limits = [value and value / 1e3 for value in (args.ttft_ms, args.tpot_ms)]
-    slo, scheduler = Slo(*limits) if limits != [None, None] else None, _scheduler(args, config, hardware, dtype)
+    slo, scheduler = Slo(*limits) if limits != [None, None] else None, _scheduler(args, model)
     if args.plans or args.perfetto:
         scheduler = RecordingScheduler(scheduler)
-    result = simulate(arrivals, scheduler, CostModel(config, hardware, dtype, args.kv_cache_dtype))
-    numbers = f"auto ({8 * FORMATS[dtype].weight_bytes}-bit weights, {FORMATS[dtype].arithmetic} activations)"
-    what = f"{args.model} in {numbers if dtype == 'auto' else dtype} on {hardware.name}"
+    result = simulate(arrivals, scheduler, model)
+    what = f"{args.model} in {in_words(model.dtype, model.kv_cache_dtype)} on {model.hardware.name}"
     _print(args, result, slo, what, scheduler)
     if args.plans == "-":
         print("\n".join(map(describe, replay(scheduler.history))))
@@ -117,15 +116,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _scheduler(args: argparse.Namespace, config: ModelConfig, hardware: Hardware, dtype: str) -> Scheduler:
-    num_blocks, kv_bytes = args.num_kv_blocks, kv_bytes_per_token(config, dtype, args.kv_cache_dtype)
-    block_bytes = args.block_size * kv_bytes
+def _scheduler(args: argparse.Namespace, model: CostModel) -> Scheduler:
+    config, memory, num_blocks = model.config, model.hardware.memory_bytes, args.num_kv_blocks
+    block_bytes = args.block_size * kv_bytes_per_token(config, model.dtype, model.kv_cache_dtype)
     if num_blocks is None:
         useful = args.max_num_seqs * -(-config.max_position_embeddings // args.block_size)
-        free = MEMORY_SHARE * (hardware.memory_bytes - weight_bytes_held(config, dtype))
-        if hardware.memory_bytes and free < block_bytes:
-            raise ValueError(f"{args.model} in {dtype} does not fit {hardware.name}: give --num-kv-blocks to go on")
-        num_blocks = min(useful, int(free / block_bytes)) if hardware.memory_bytes else useful
+        free = MEMORY_SHARE * (memory - weight_bytes_held(config, model.dtype))
+        if memory and free < block_bytes:
+            raise ValueError(f"{args.model} in {model.dtype} does not fit {model.hardware.name}: give --num-kv-blocks")
+        num_blocks = min(useful, int(free / block_bytes)) if memory else useful
     options = {name: getattr(args, name) for name in (*SIZES[:3], "policy")}
     return Scheduler(BlockPool(num_blocks, args.block_size, caching=not args.no_prefix_caching), **options)
 
@@ -180,18 +179,18 @@ def _check_engine(args: argparse.Namespace, config: ModelConfig, arrivals: Seque
     device = str(model.device)
     dtype = str(model.dtype).removeprefix("torch.") if args.dtype == "auto" and device != "cpu" else args.dtype
     hardware = Hardware.of_card(card := with_kernels(current_card(device), [dtype]))
+    cost = CostModel(config, hardware, dtype, args.kv_cache_dtype)
     for _ in range(2):  # the first warms up
-        recorder = RecordingScheduler(_scheduler(args, config, hardware, dtype))
+        recorder = RecordingScheduler(_scheduler(args, cost))
         before = scheduler_seconds()
-        _serve(LLM(model, tokenizer=tokenizer, scheduler=recorder, kv_cache_dtype=args.kv_cache_dtype),
-               arrivals)  # gone before the next one's KV cache
+        # An LLM without a name is gone before the next one's KV cache.
+        _serve(LLM(model, tokenizer=tokenizer, scheduler=recorder, kv_cache_dtype=args.kv_cache_dtype), arrivals)
         waited = waited_share(before, scheduler_seconds())
     print("Each table predicts with what its title says; values are medians of all steps and of all requests.\n"
           "error of one: how far off the prediction of a single step or request is, the median of these.\n")
     samples = []
     for name, step_seconds in (
-            ("measured kernels", CostModel(config, hardware, dtype, args.kv_cache_dtype)),
-            ("straight roofline", CostModel(config, replace(hardware, kernels={}), dtype, args.kv_cache_dtype)),
+            ("measured kernels", cost), ("straight roofline", replace(cost, hardware=replace(hardware, kernels={}))),
             ("a line through the run's own steps", mean_step_seconds(recorder.history))):
         rows = compare(recorder.history, step_seconds)
         samples.append({"step_seconds": name, "waited_share": waited, **rows})

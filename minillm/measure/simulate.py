@@ -44,8 +44,8 @@ class CostModel:
     def __call__(self, plan: StepPlan) -> float:
         """Seconds of one step."""
         sequences = Counter((item.num_tokens, item.start) for item in plan.scheduled)
-        cost = mixed_step_cost(self.config, sequences, logit_rows=len(plan.sampling), dtype=self.dtype,
-                               kv_cache_dtype=self.kv_cache_dtype, paged=True)
+        formats = {"dtype": self.dtype, "kv_cache_dtype": self.kv_cache_dtype}
+        cost = mixed_step_cost(self.config, sequences, logit_rows=len(plan.sampling), paged=True, **formats)
         return estimate(cost, self.hardware).time_s + self.overhead_s
 
 
@@ -84,9 +84,8 @@ def simulate(arrivals: Iterable[Arrival], scheduler: SchedulerProtocol,
     arrivals, clock = list(arrivals), Clock()
     scheduler.clock = clock
     why_never = getattr(scheduler, "why_never", lambda num_tokens: "")
-    requests = [_request_of(arrival, number) for number, arrival in enumerate(arrivals)]
     metrics = {request: RequestMetrics(request.arrival_s, num_prompt_tokens=len(request.prompt_token_ids))
-               for request in requests}
+               for request in map(_request_of, arrivals, range(len(arrivals)))}
     result = Simulation(arrivals=arrivals, requests=list(metrics.values()))
 
     def timed(plan: StepPlan) -> float:
@@ -94,12 +93,10 @@ def simulate(arrivals: Iterable[Arrival], scheduler: SchedulerProtocol,
         result.busy_s += seconds
         return seconds
 
-    scripts = []
-    for request, arrival in zip(requests, arrivals, strict=True):
-        if why_never(arrival.num_prompt_tokens):
-            metrics[request].failure = "refused"
-        else:
-            scripts.append(Script(request, arrival.arrival_s, range(arrival.num_output_tokens)))
+    for own in metrics.values():
+        own.failure = "refused" if why_never(own.num_prompt_tokens) else None
+    scripts = [Script(request, arrival.arrival_s, range(arrival.num_output_tokens))
+               for (request, own), arrival in zip(metrics.items(), arrivals, strict=True) if own.failure is None]
     for plan in drive(scheduler, scripts, timed, clock):
         result.num_steps += 1
         result.num_tokens += plan.num_tokens

@@ -10,9 +10,12 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from minillm.request import Request
+
+if TYPE_CHECKING:
+    from minillm.speculate.table import NgramTable
 
 
 class ProposerProtocol(Protocol):
@@ -29,24 +32,34 @@ class NgramProposer:
     """Prompt lookup: what followed the last time that the newest tokens were seen, in prompt or output.
 
     Tried with the ``longest`` newest tokens first, with ``shortest`` last. Text that repeats itself is continued round
-    and round. Costs no forward pass and finds nothing in text that is all new.
+    and round. Costs no forward pass and finds nothing in text that is all new; there a ``table`` of what mostly follows
+    which tokens guesses, one token after the other.
     (Yang et al. 2023, "Inference with Reference", arXiv:2304.04487; Saxena 2023, "Prompt Lookup Decoding".)
 
     Raises:
         ValueError: not 1 <= shortest <= longest.
     """
 
-    def __init__(self, longest: int = 4, shortest: int = 2):
+    def __init__(self, longest: int = 4, shortest: int = 2, table: NgramTable | None = None):
         if not 1 <= shortest <= longest:
             raise ValueError(f"n-grams of 1 or more tokens, shortest up to longest, got {shortest} to {longest}")
-        self.longest, self.shortest = longest, shortest
+        self.longest, self.shortest, self.table = longest, shortest, table
 
     def propose(self, requests: Sequence[Request], num_tokens: int) -> list[list[int]]:
         """See :class:`ProposerProtocol`."""
         return [self.continued(request.token_ids, num_tokens) for request in requests]
 
     def continued(self, token_ids: Sequence[int], num_tokens: int) -> list[int]:
-        """``num_tokens`` guesses at what follows ``token_ids``, or none."""
+        """At most ``num_tokens`` guesses at what follows ``token_ids``."""
+        drafts = self._copied(token_ids, num_tokens)
+        while self.table and len(drafts) < num_tokens:
+            text = [*token_ids[-self.longest:], *drafts]
+            if (guess := self.table.next(text)) is None:
+                break
+            drafts.append(guess)
+        return drafts
+
+    def _copied(self, token_ids: Sequence[int], num_tokens: int) -> list[int]:
         text = array("q", token_ids)
         width, as_bytes = text.itemsize, text.tobytes()
         for length in range(min(self.longest, len(text) - 1), self.shortest - 1, -1):

@@ -18,7 +18,7 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -187,6 +187,8 @@ def format_quality(recording: Recording) -> str:
 def main(args: argparse.Namespace) -> int:
     """Run ``minillm bench quality``."""
     recording = run(args.model, args.device)
+    if args.out:
+        recording = replace(recording, name=args.out.stem)
     path = recording.save(args.out)
     print("", format_quality(recording), "", f"every sample: {shown_path(path)}", sep="\n")
     return 0

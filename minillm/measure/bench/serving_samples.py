@@ -154,17 +154,17 @@ STORIES = ("Write a short story about a lighthouse keeper.", "Explain how a bicy
 
 
 def take_speculation(spec: ServingSpec) -> list[Case]:
-    """``spec.side`` is a number format, and ``"plain"`` or ``"ngram"``. Greedy answers to their own end: one by one to
-    prompts that ask for what they contain (two kinds of prompt, of three texts and three programs) and to prompts that
-    do not, and 32 at once."""
+    """``spec.side`` is a number format, and ``"plain"``, ``"ngram"`` or ``"table"``. Greedy answers to their own end:
+    one by one to prompts that ask for what they contain (two kinds of prompt, of a text and a program) and to prompts
+    that do not, and 32 at once."""
     kind, how = spec.side.split()
-    asked = None if how == "plain" else {"method": "ngram", "num_speculative_tokens": 4}
+    asked = {"plain": None, "ngram": {"method": "ngram"}, "table": {"method": "ngram", "table": spec.model}}[how]
     llm = LLM(spec.model, device=spec.device, max_num_seqs=32, enable_prefix_caching=False,
               speculative_config=asked, **engine_options(kind))
     texts = [" ".join(passage["text"].split(" ")[:130]) for passage in passages() if passage["language"] == "en"]
-    copies = [form.format(text) for form in EDITS for text in (*texts[:3], *texts[9:12])]
+    copies = [form.format(text) for form in EDITS for text in (texts[0], texts[9])]
     ask = lambda prompts: llm.chat([[{"role": "user", "content": prompt}] for prompt in prompts],  # noqa: E731
-                                   SamplingParams(temperature=0.0, max_tokens=128))
+                                   SamplingParams(temperature=0.0, max_tokens=80))
     ask(STORIES)
     cases = []
     for name, prompts in (("copies", copies), ("stories", STORIES)):
