@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from minillm.submission import Submission
 from minillm.text.tokenizer import Tokenizer, load_tokenizer
 
 
-class LLM:
+class LLM(AbstractContextManager["LLM"]):
     """A model ready to answer.
 
         llm = LLM("smollm2-135m")
@@ -160,30 +160,22 @@ class LLM:
         """Cancel everything in flight; any later use raises ``EngineDead``."""
         self.engine.close()
 
-    def __enter__(self) -> LLM:
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _run(self, jobs: Sequence[Job]) -> list[RequestOutput]:
-        streams: list[Stream] = []
         self.engine.check_room(sum(job.params.n for job in jobs))  # all or none
-        try:
-            streams += map(self._start, jobs)
+        with ExitStack() as at_the_end:  # closes them all, which cancels what is not finished
+            streams = [at_the_end.enter_context(self._start(job)) for job in jobs]
             for stream in streams:
                 deque(stream, maxlen=0)
-        except BaseException:
-            for stream in streams:
-                stream.close()
-            raise
         return [stream.output for stream in streams]
 
     def _start(self, job: Job) -> Stream:
         return Stream(self.engine, self.engine.submit(job))
 
 
-class Stream(Iterator[StreamPiece]):
+class Stream(Iterator[StreamPiece], AbstractContextManager["Stream"]):
     """The pieces of one prompt, as they are made. ``output`` grows with them and is complete at the end."""
 
     def __init__(self, engine: Engine, submission: Submission):
@@ -191,27 +183,21 @@ class Stream(Iterator[StreamPiece]):
         self.output = submission.output
 
     def __next__(self) -> StreamPiece:
-        while self._advance():
-            with suppress(IndexError):  # another thread that reads this stream was quicker
-                piece, made_s = self._submission.pieces.popleft()
-                request = self._submission.choices[piece.index].request
-                self._engine.span("deliver", made_s, time.perf_counter(), request)
-                return piece
-        raise StopIteration
-
-    def _advance(self) -> bool:
         try:
-            return self._engine.advance(self._submission)
+            while self._engine.advance(self._submission):
+                with suppress(IndexError):  # another thread that reads this stream was quicker
+                    piece, made_s = self._submission.pieces.popleft()
+                    request = self._submission.choices[piece.index].request
+                    self._engine.span("deliver", made_s, time.perf_counter(), request)
+                    return piece
         except BaseException:
             self.close()
             raise
+        raise StopIteration
 
     def close(self) -> None:
         """Cancel what is still running; harmless when finished or called again."""
         self._submission.close()
-
-    def __enter__(self) -> Stream:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
