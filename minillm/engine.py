@@ -65,18 +65,18 @@ class Engine:
         """Raise :class:`QueueFull` when so many more requests are more than may wait, free places aside."""
         if self.config.max_waiting is None:
             return
-        places = getattr(self.scheduler, "max_num_seqs", self.config.max_num_seqs) - len(self.scheduler.running)
-        if len(self.scheduler.waiting) + num_requests > max(0, places) + self.config.max_waiting:
-            raise QueueFull(f"{num_requests} more: {len(self.scheduler.waiting)} requests wait already, "
-                            f"{max(0, places)} can start, and max_waiting is {self.config.max_waiting}. Try again "
-                            "later, ask for fewer at once, or raise it")
+        places = max(0, getattr(self.scheduler, "max_num_seqs", self.config.max_num_seqs) - len(self.scheduler.running))
+        if len(self.scheduler.waiting) + num_requests > places + self.config.max_waiting:
+            raise QueueFull(f"{num_requests} more: {len(self.scheduler.waiting)} requests wait already, {places} can "
+                            f"start, and max_waiting is {self.config.max_waiting}. Try again later, ask for fewer at "
+                            "once, or raise it")
 
     def _queue(self, job: Job) -> Submission:
         params, most, number = job.params, self.limits.max_model_len, self._num_submissions
         self.check_room(params.n)
         self._num_submissions += 1
         limit = most if params.max_tokens is None else len(job.token_ids) + params.max_tokens
-        submission = Submission.of([Request(
+        submission = Submission([Request(
             request_id=f"req-{number}", prompt_token_ids=tuple(job.token_ids), params=params, index=index,
             seed=_derived_seed(self.config.seed, number) if params.seed is None else params.seed,
             max_total_tokens=min(limit, most), priority=job.priority, arrival_s=job.arrival_s,

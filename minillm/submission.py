@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 
 from minillm.measure.metrics import RequestMetrics
 from minillm.request import CompletionOutput, Logprob, Request, RequestOutput, StreamPiece
@@ -57,29 +56,24 @@ class Choice:
             self.metrics.failure = self.output.finish_reason
 
 
-@dataclass(slots=True, weakref_slot=True, eq=False)
 class Submission:
     """A prompt's choices and output, held by whoever reads it; the engine holds it weakly, so that dropping it cancels.
 
-    ``pieces``: what has been made and not yet taken, each with when it was made. ``cancel`` and ``drop`` take the
-    request's id and cancel it; ``drop`` is for the garbage collector, and must not wait.
+    ``requests``: one a choice, in the order of their index. ``pieces``: what has been made and not yet taken, each with
+    when it was made. ``cancel`` and ``drop`` take the request's id and cancel it; ``drop`` is for the garbage
+    collector, and must not wait.
     """
 
-    choices: list[Choice]
-    output: RequestOutput
-    cancel: Callable[[str], None]
-    drop: Callable[[str], None]
-    pieces: deque[tuple[StreamPiece, float]] = field(default_factory=deque)
+    choices: Sequence[Choice] = ()  # until all are made: nothing to drop where that fails
 
-    @classmethod
-    def of(cls, requests: list[Request], tokenizer: Tokenizer, prompt: str | None,
-           cancel: Callable[[str], None], drop: Callable[[str], None]) -> Submission:
-        """The submission of a prompt's requests, one a choice, in the order of their index."""
+    def __init__(self, requests: list[Request], tokenizer: Tokenizer, prompt: str | None,
+                 cancel: Callable[[str], None], drop: Callable[[str], None]):
+        self.cancel, self.drop = cancel, drop
+        self.pieces: deque[tuple[StreamPiece, float]] = deque()
         choices = [Choice(request, tokenizer) for request in requests]
-        return cls(choices, RequestOutput(
-            requests[0].request_id, prompt, list(requests[0].prompt_token_ids),
-            [choice.output for choice in choices], [choice.metrics for choice in choices],
-        ), cancel, drop)
+        self.output = RequestOutput(requests[0].request_id, prompt, list(requests[0].prompt_token_ids),
+                                    [choice.output for choice in choices], [choice.metrics for choice in choices])
+        self.choices = choices
 
     @property
     def is_finished(self) -> bool:
