@@ -59,15 +59,17 @@ class Decoder:
             self.head = reader.make([table], role="head", name="embed_tokens")
         else:
             self.head = reader.linear(["lm_head"], [config.vocab_size], config.hidden_size, role="head")
-        self.num_bytes = reader.num_bytes
+        self.num_bytes, self.bytes_read_per_step = reader.num_bytes, reader.bytes_read
         if config.tie_word_embeddings and isinstance(self.head, UnpackedLinear):
             self.embed = self.head.rows  # quantized once, for both
         else:
-            self.embedding = self._embedding_table(table)
-            self.embed = partial(embedding, weight=self.embedding)
-            if not (self.head.kernel == "dense" and self.head.weight is self.embedding):
+            if config.tie_word_embeddings and self.head.kernel == "dense":
+                self.embedding = self.head.weight  # one tensor for both
+            else:
+                narrow = config.tie_word_embeddings and self.head.kernel == "fbgemm-fp16"  # as precise as that head
+                self.embedding = table.to(self.device, torch.float16 if narrow else self.dtype)
                 self.num_bytes += self.embedding.nbytes
-        self.bytes_read_per_step = reader.bytes_read
+            self.embed = partial(embedding, weight=self.embedding)
         reader.finish()
 
     @classmethod
@@ -85,14 +87,6 @@ class Decoder:
         with torch.inference_mode():
             return cls(config, WeightReader(weights, dtype=dtype, device=torch.device(device),
                                             quantization=scheme_of(quantization)))
-
-    def _embedding_table(self, table: Tensor) -> Tensor:
-        """``table`` in the type of its activations, or in float16 beside a tied head that keeps float16; the head's
-        own tensor where that is plain."""
-        if self.config.tie_word_embeddings and self.head.kernel == "dense":
-            return self.head.weight
-        narrow = self.config.tie_word_embeddings and self.head.kernel == "fbgemm-fp16"
-        return table.to(self.device, torch.float16 if narrow else self.dtype)
 
     @torch.inference_mode()
     def hidden(self, step: StepTensors, attention: AttentionBackend) -> Tensor:
