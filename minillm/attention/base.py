@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -40,8 +41,7 @@ class StepTensors:
 
     @classmethod
     def of(cls, token_ids: Sequence[Sequence[int]], starts: Sequence[int], sequences: Sequence[object],
-           *, device: torch.device | str = "cpu", logits: str = "last",
-           logits_for: Sequence[int] | None = None,
+           *, device: torch.device | str = "cpu", logits: str = "last", logits_for: Sequence[int] | None = None,
            block_tables: Sequence[Sequence[int]] = ()) -> StepTensors:
         """The step that computes ``token_ids[s]`` of each sequence from position ``starts[s]`` on.
 
@@ -50,12 +50,9 @@ class StepTensors:
         """
         flat = [token for ids in token_ids for token in ids]
         positions = [start + offset for ids, start in zip(token_ids, starts, strict=True) for offset in range(len(ids))]
-        query_starts = [0]
-        for ids in token_ids:
-            query_starts.append(query_starts[-1] + len(ids))
-        wanted = logits_for if logits_for is not None else [1] * len(token_ids)
-        last = [row for end, want in zip(query_starts[1:], wanted, strict=True) for row in range(end - want, end)]
-        rows = list(range(len(flat))) if logits == "all" else last
+        query_starts = [0, *accumulate(map(len, token_ids))]
+        wanted = logits_for or [len(ids) if logits == "all" else 1 for ids in token_ids]
+        rows = [row for end, want in zip(query_starts[1:], wanted, strict=True) for row in range(end - want, end)]
         as_tensor = lambda values: torch.tensor(values, dtype=torch.int64, device=device)  # noqa: E731
         return cls(
             as_tensor(flat), as_tensor(positions), tuple(query_starts),
