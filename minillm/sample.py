@@ -98,8 +98,7 @@ class Sampler:
             raise ValueError(f"logits must be [{len(rows)}, vocab], a row for each request, got {list(logits.shape)}")
         if not rows:
             return []
-        raw = logits[:, :self.vocab_size]
-        raw = raw if raw.dtype == torch.float64 else raw.float()
+        raw = logits[:, :self.vocab_size].to(torch.promote_types(logits.dtype, torch.float32))
         adjusted = adjust_logits(raw, rows)
         best = raw.amax(-1)     # NaN wins every maximum, so one number tells about a whole row
         usable = best.isfinite() if adjusted is raw else best.isfinite() & adjusted.amax(-1).isfinite()
@@ -113,8 +112,8 @@ class Sampler:
     def distributions(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
         """What each row's token is drawn from, after all penalties and filters, float64 ``[N, V]``; for rows that are
         not greedy."""
-        raw = logits[:, :self.vocab_size]
-        adjusted = adjust_logits(raw if raw.dtype == torch.float64 else raw.float(), rows)
+        raw = logits[:, :self.vocab_size].to(torch.promote_types(logits.dtype, torch.float32))
+        adjusted = adjust_logits(raw, rows)
         return filtered_scores(adjusted, [row.params for row in rows]).double().softmax(-1)
 
     def race(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
