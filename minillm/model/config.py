@@ -153,25 +153,15 @@ def config_from_hf(config: dict[str, Any], generation: dict[str, Any] | None = N
         raise ModelError(f"head_dim {head_dim} must be even for rotary embeddings, and at least 2")
     bias = config.get("attention_bias", False) and family in ("llama", "qwen3", "qwen3_moe")
     return ModelConfig(
-        model_type=family,
-        vocab_size=config["vocab_size"],
-        hidden_size=config["hidden_size"],
-        intermediate_size=config["intermediate_size"],
-        num_layers=config["num_hidden_layers"],
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        max_position_embeddings=config["max_position_embeddings"],
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        rope=_rope(config, scaling),
-        tie_word_embeddings=config.get("tie_word_embeddings", False),
-        qkv_bias=bias or family == "qwen2",
-        o_bias=bias,
-        mlp_bias=config.get("mlp_bias", False) and family == "llama",
-        qk_norm=family in ("qwen3", "qwen3_moe"),
+        model_type=family, num_layers=config["num_hidden_layers"],
+        vocab_size=config["vocab_size"], tie_word_embeddings=config.get("tie_word_embeddings", False),
+        hidden_size=config["hidden_size"], intermediate_size=config["intermediate_size"],
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
+        max_position_embeddings=config["max_position_embeddings"], rope=_rope(config, scaling),
+        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)), qk_norm=family in ("qwen3", "qwen3_moe"),
+        qkv_bias=bias or family == "qwen2", o_bias=bias, mlp_bias=config.get("mlp_bias", False) and family == "llama",
         sliding_window=_sliding_window(config, family),
-        **_experts(config, family),
-        **_special_ids(given, generation, defaults),
+        **_experts(config, family), **_special_ids(given, generation, defaults),
     )
 
 
