@@ -68,10 +68,7 @@ def scheme_of(quantization: str | Scheme | None) -> Scheme | None:
     """
     if quantization is None or isinstance(quantization, Scheme):
         return quantization
-    if str(quantization) not in SCHEMES:
-        raise ValueError(f"quantization must be one of {', '.join(map(repr, SCHEMES))}, a Scheme or None, got "
-                         f"{quantization!r}")
-    return SCHEMES[quantization]
+    return SCHEMES[Scheme(quantization).name]  # which refuses other names
 
 
 @dataclass(frozen=True)
