@@ -77,15 +77,12 @@ class Tokenizer:
     @property
     def bos_token_id(self) -> int | None:
         """The id that starts a text, where the model has one."""
-        return self._named_id("bos_token")
+        return self.added_tokens.get(self.named_tokens.get("bos_token", ""))
 
     @property
     def eos_token_id(self) -> int | None:
         """The tokenizer's end-of-sequence id (a model's configuration may name more)."""
-        return self._named_id("eos_token")
-
-    def _named_id(self, name: str) -> int | None:
-        return self.added_tokens.get(self.named_tokens.get(name, ""))
+        return self.added_tokens.get(self.named_tokens.get("eos_token", ""))
 
     def most_bytes(self, num_tokens: int) -> float:
         """The most bytes of a text that ``num_tokens`` ids can stand for; infinite where a normalizer or an added token
