@@ -105,8 +105,7 @@ def _yarn_scale(factor: float, mscale: float) -> float:
 def _llama3(frequencies: Tensor, rope: RopeConfig, trained_length: int) -> Tensor:
     """Pairs that turn often within the trained length keep their speed, slow ones are slowed by ``factor``."""
     turns = trained_length * frequencies / (2 * math.pi)
-    keep = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    keep = keep.clamp(0, 1)
+    keep = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
     return frequencies * (keep + (1 - keep) / rope.factor)
 
 
@@ -122,6 +121,5 @@ def _yarn(frequencies: Tensor, rope: RopeConfig, trained_length: int) -> Tensor:
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
-    ramp = (torch.arange(len(frequencies), dtype=torch.float32) - low) / (high - low or 0.001)
-    slow = ramp.clamp(0, 1)
+    slow = ((torch.arange(len(frequencies), dtype=torch.float32) - low) / (high - low or 0.001)).clamp(0, 1)
     return frequencies * (slow / rope.factor + (1 - slow))
