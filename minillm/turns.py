@@ -46,10 +46,9 @@ class Turns:
             try:
                 try:
                     with self._in_use:
-                        result = work(*args)
+                        return work(*args)
                 finally:
                     self._cancel_now()
-                return result
             except StopIteration as error:  # let through, it would look like the end of a stream
                 raise RuntimeError("a part of the engine raised StopIteration") from error
 
