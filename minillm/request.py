@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral, Real
-from types import NoneType
 from typing import Any, Literal
 
 from minillm.cache.blocks import BlockTable
@@ -77,8 +76,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         store = partial(object.__setattr__, self)       # the instance is frozen; plain Python values go in
-        for name, (low, high, allowed) in _RANGES.items():
-            store(name, _checked_number(name, getattr(self, name), low, high, allowed))
+        for name, (kind, low, high, allowed) in _NUMBERS.items():
+            if (value := getattr(self, name)) is not None or getattr(SamplingParams, name) is not None:
+                store(name, _checked_number(name, value, kind, low, high, allowed))
         for name in ("ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequest(f"{name} must be true or false, got {shown(getattr(self, name))}", name)
@@ -95,34 +95,31 @@ class SamplingParams:
 
 
 _ABOVE_ZERO = math.ulp(0.0)
-# name: (lowest, highest, what is allowed)
-_RANGES: dict[str, tuple[float, float, str]] = {
-    "n": (1, 1024, "from 1 to 1024"),
-    "temperature": (0, math.inf, "0 (greedy) or more"),
-    "top_k": (-1, math.inf, "0 or -1 (off), or at least 1"),
-    "top_p": (_ABOVE_ZERO, 1, "above 0 and at most 1"),
-    "min_p": (0, 1, "from 0 to 1"),
-    "repetition_penalty": (_ABOVE_ZERO, math.inf, "above 0"),
-    "presence_penalty": (-2, 2, "from -2 to 2"),
-    "frequency_penalty": (-2, 2, "from -2 to 2"),
-    "seed": (-math.inf, math.inf, "any integer"),
-    "max_tokens": (1, math.inf, "at least 1"),
-    "min_tokens": (0, math.inf, "0 or more"),
-    "logprobs": (0, 100, "from 0 to 100"),
+# name: (kind, lowest, highest, what is allowed); None is allowed where it is the default
+_NUMBERS: dict[str, tuple[type[int] | type[float], float, float, str]] = {
+    "n": (int, 1, 1024, "from 1 to 1024"),
+    "temperature": (float, 0, math.inf, "0 (greedy) or more"),
+    "top_k": (int, -1, math.inf, "0 or -1 (off), or at least 1"),
+    "top_p": (float, _ABOVE_ZERO, 1, "above 0 and at most 1"),
+    "min_p": (float, 0, 1, "from 0 to 1"),
+    "repetition_penalty": (float, _ABOVE_ZERO, math.inf, "above 0"),
+    "presence_penalty": (float, -2, 2, "from -2 to 2"),
+    "frequency_penalty": (float, -2, 2, "from -2 to 2"),
+    "seed": (int, -math.inf, math.inf, "any integer"),
+    "max_tokens": (int, 1, math.inf, "at least 1"),
+    "min_tokens": (int, 0, math.inf, "0 or more"),
+    "logprobs": (int, 0, 100, "from 0 to 100"),
 }
-_WHOLE = {"n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs"}
-_OPTIONAL = {"max_tokens", "logprobs", "seed"}
 
 
-def _checked_number(name: str, value: object, low: float, high: float, allowed: str) -> float | None:
+def _checked_number(name: str, value: object, kind: type[int] | type[float], low: float, high: float,
+                    allowed: str) -> float:
     """``value`` as a plain ``int`` or ``float`` (numpy's scalars are numbers too; booleans and strings are not)."""
-    if value is None and name in _OPTIONAL:
-        return None
-    whole = name in _WHOLE
-    if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
-        raise InvalidRequest(f"{name} must be {'a whole number' if whole else 'a number'}, got {shown(value)}", name)
+    if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
+        wanted = "a whole number" if kind is int else "a number"
+        raise InvalidRequest(f"{name} must be {wanted}, got {shown(value)}", name)
     try:
-        number = int(value) if whole else float(value)
+        number = kind(value)
     except OverflowError:
         number = math.nan  # which is in no range
     if not low <= number <= high or number in (math.inf, -math.inf):
@@ -168,11 +165,11 @@ def as_token_id(token_id: object) -> int:
 
 
 def _logit_bias(bias: Mapping[int, float] | None) -> dict[int, float]:
-    if not isinstance(bias, (Mapping, NoneType)):
+    bias = {} if bias is None else bias
+    if not isinstance(bias, Mapping):
         raise InvalidRequest(f"logit_bias must map token ids to numbers, got {shown(bias)}", "logit_bias")
-    ids = _token_ids("logit_bias", list(bias or ()))
-    amounts = (bias or {}).values()
-    return dict(zip(ids, (_checked_number("logit_bias", amount, -100, 100, "from -100 to 100") for amount in amounts)))
+    return {token_id: _checked_number("logit_bias", amount, float, -100, 100, "from -100 to 100")
+            for token_id, amount in zip(_token_ids("logit_bias", list(bias)), bias.values())}
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
