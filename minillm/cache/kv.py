@@ -61,15 +61,6 @@ class ContiguousCache:
         """Bytes of the buffer, free space included."""
         return self.buffer.nbytes
 
-    def reserve(self, num_tokens: int) -> None:
-        """Make room for ``num_tokens`` in all; a no-op when there is."""
-        if num_tokens <= self.capacity:
-            return
-        *outer, _, head_dim = self.buffer.shape
-        larger = self.buffer.new_empty(*outer, max(num_tokens, 2 * self.capacity), head_dim)
-        larger[..., : self.num_tokens, :] = self.buffer[..., : self.num_tokens, :]
-        self._hold(larger)
-
     def write(self, layer: int, start: int, key: Tensor, value: Tensor) -> None:
         """Store ``key`` and ``value`` ``[n, num_kv_heads, head_dim]`` at positions ``start`` .. ``start + n``.
 
@@ -79,7 +70,11 @@ class ContiguousCache:
         end = start + len(key)
         if start > self.num_tokens:
             raise ValueError(f"cannot write at position {start}: only {self.num_tokens} tokens are cached")
-        self.reserve(end)
+        if end > self.capacity:
+            *outer, _, head_dim = self.buffer.shape
+            larger = self.buffer.new_empty(*outer, max(end, 2 * self.capacity), head_dim)
+            larger[..., : self.num_tokens, :] = self.buffer[..., : self.num_tokens, :]
+            self._hold(larger)
         keys, values = self._layers[layer]
         keys[:, start:end] = key.transpose(0, 1)
         values[:, start:end] = value.transpose(0, 1)
