@@ -22,6 +22,7 @@ from minillm.model.linear import DenseLinear, Linear
 from minillm.model.quantize import QuantizedTensor
 
 HEAD, FETCH_AGAIN = "lm_head.weight", "fetch the model again"
+NOT_OF_ONE_MODEL = "the config and the weights are not of one model"
 HINTS = {HEAD: "its config says tie_word_embeddings = false; if the head is tied to the embedding, set it to true"}
 
 
@@ -86,18 +87,14 @@ def _locate_all(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]],
             if part not in stored:
                 raise ModelError(f"tensor {part!r} ({name}) is missing from {path}; {HINTS.get(name, FETCH_AGAIN)}")
             if stored[part] != place.stored_shape(shape):
-                raise ModelError(
-                    f"tensor {part!r} in {path} has shape {list(stored[part])}, but the config asks for "
-                    f"{list(place.stored_shape(shape))}; the config and the weights are not of one model"
-                )
+                raise ModelError(f"tensor {part!r} in {path} has shape {list(stored[part])}, but the config asks for "
+                                 f"{list(place.stored_shape(shape))}; {NOT_OF_ONE_MODEL}")
         places[name] = place
     # A tied head has no place, but the file may hold it all the same.
     used = {part for place in (*places.values(), *checkpoint.locations(HEAD)) for part in place.names}
     if extra := sorted(name for name in stored if name not in used and not name.endswith(IGNORABLE)):
-        raise ModelError(
-            f"{path} holds {len(extra)} tensor(s) that its config has no place for, the first {extra[0]!r}; "
-            "the config and the weights are not of one model"
-        )
+        raise ModelError(f"{path} holds {len(extra)} tensor(s) that its config has no place for, the first "
+                         f"{extra[0]!r}; {NOT_OF_ONE_MODEL}")
     return places
 
 
