@@ -128,9 +128,8 @@ def shipped_file(name: str) -> Path:
     places = [package.parent / "data" / name, package / "data" / name]
     found = next((place for place in places if place.is_file()), None)
     if found is None:
-        raise FileNotFoundError(
-            f"data file {name!r} is missing; looked in {places[0].parent} and {places[1].parent}. Install the package "
-            "again, or work in a complete checkout.")
+        raise FileNotFoundError(f"data file {name!r} is missing; looked in {places[0].parent} and {places[1].parent}. "
+                                "Install the package again, or work in a complete checkout.")
     return found
 
 

@@ -79,10 +79,8 @@ class HFCheckpoint(Checkpoint):
             for name in file.keys():
                 view = file.get_slice(name)
                 if view.get_dtype() not in FLOAT_DTYPES and not name.endswith(IGNORABLE):
-                    raise ModelError(
-                        f"{path}: tensor {name!r} is stored as {view.get_dtype()}: quantized checkpoints are not "
-                        "supported; use the model's unquantized version, or a GGUF file"
-                    )
+                    raise ModelError(f"{path}: tensor {name!r} is stored as {view.get_dtype()}: quantized checkpoints "
+                                     "are not supported; use the model's unquantized version, or a GGUF file")
                 self.shapes[name], self.files[name] = tuple(view.get_shape()), file
         # A folder saved from the bare decoder leaves the prefix out.
         self.prefix = "model." if any(name.startswith("model.") for name in self.shapes) else ""

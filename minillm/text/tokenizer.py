@@ -156,9 +156,8 @@ def check_text(text: str, param: str | None = None) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            f"the text holds half of a surrogate pair at character {error.start}: send valid Unicode", param
-        ) from None
+        raise InvalidRequest(f"the text holds half of a surrogate pair at character {error.start}: send valid Unicode",
+                             param) from None
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
