@@ -124,10 +124,8 @@ class Tokenizer:
         Raises:
             InvalidRequest: an id outside the vocabulary.
         """
-        text = b"".join(
-            self.token_bytes(token_id) for token_id in token_ids
-            if not (skip_special_tokens and token_id in self._special_ids)
-        ).decode("utf-8", "replace")
+        shown = (i for i in token_ids if not (skip_special_tokens and i in self._special_ids))
+        text = b"".join(map(self.token_bytes, shown)).decode("utf-8", "replace")
         return text.removeprefix(" ") if self.strip_leading_space else text
 
     def token_bytes(self, token_id: int) -> bytes:
