@@ -128,10 +128,8 @@ class Attention:
         self.layer, self.config = layer, config
         prefix = f"layers.{layer}.self_attn"
         query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.qkv = reader.linear(
-            [f"{prefix}.q_proj", f"{prefix}.k_proj", f"{prefix}.v_proj"], [query_size, kv_size, kv_size],
-            config.hidden_size, bias=config.qkv_bias,
-        )
+        self.qkv = reader.linear([f"{prefix}.{name}_proj" for name in "qkv"], [query_size, kv_size, kv_size],
+                                 config.hidden_size, bias=config.qkv_bias)
         self.output = reader.linear([f"{prefix}.o_proj"], [config.hidden_size], query_size, bias=config.o_bias)
         self.qk_norm = None
         if config.qk_norm:
