@@ -63,9 +63,8 @@ def generate_static_batch(model: Decoder, prompts: Sequence[Sequence[int]], *, m
     """The generated ids of each prompt, as if it ran alone. A finished row idles until the last one has finished."""
     width = max(len(prompt) for prompt in prompts)
     num_padding = [width - len(prompt) for prompt in prompts]
-    attention = PaddedAttention(
-        model.config, num_padding, max_columns=width + max_tokens, dtype=model.dtype, device=model.device
-    )
+    attention = PaddedAttention(model.config, num_padding, max_columns=width + max_tokens, dtype=model.dtype,
+                                device=model.device)
     columns = [[pad_token_id] * padding + list(prompt) for padding, prompt in zip(num_padding, prompts)]
     outputs: list[list[int]] = [[] for _ in prompts]
     finished, num_computed = [False] * len(prompts), 0

@@ -31,12 +31,11 @@ class Runner:
 
     def tensors_of(self, plan: StepPlan) -> StepTensors:
         """The plan as tensors on the model's device; logits are wanted for the sampled items alone."""
-        return StepTensors.of(
-            [item.token_ids for item in plan.scheduled], [item.start for item in plan.scheduled],
-            [item.request for item in plan.scheduled], device=self.model.device,
-            logits_for=[item.samples and 1 + len(item.draft_token_ids) for item in plan.scheduled],
-            block_tables=[item.request.table.blocks for item in plan.scheduled],
-        )
+        items = plan.scheduled
+        return StepTensors.of([item.token_ids for item in items], [item.start for item in items],
+                              [item.request for item in items], device=self.model.device,
+                              logits_for=[item.samples and 1 + len(item.draft_token_ids) for item in items],
+                              block_tables=[item.request.table.blocks for item in items])
 
     @torch.inference_mode()
     def score(self, token_ids: list[int], *, chunk_tokens: int = 256) -> list[float]:

@@ -54,11 +54,9 @@ class StepTensors:
         wanted = logits_for or [len(ids) if logits == "all" else 1 for ids in token_ids]
         rows = [row for end, want in zip(query_starts[1:], wanted, strict=True) for row in range(end - want, end)]
         as_tensor = lambda values: torch.tensor(values, dtype=torch.int64, device=device)  # noqa: E731
-        return cls(
-            as_tensor(flat), as_tensor(positions), tuple(query_starts),
-            tuple(start + len(ids) for ids, start in zip(token_ids, starts, strict=True)),
-            tuple(sequences), as_tensor(rows), tuple(block_tables),
-        )
+        return cls(as_tensor(flat), as_tensor(positions), tuple(query_starts),
+                   tuple(start + len(ids) for ids, start in zip(token_ids, starts, strict=True)),
+                   tuple(sequences), as_tensor(rows), tuple(block_tables))
 
 
 class AttentionBackend(Protocol):

@@ -24,10 +24,8 @@ class Experts:
         gate = reader.take(f"{prefix}.experts.gate_proj", count, inner, size)
         up = reader.take(f"{prefix}.experts.up_proj", count, inner, size)
         down = reader.take(f"{prefix}.experts.down_proj", count, size, inner)
-        self.experts = [
-            (reader.make([gate[i], up[i]], is_read=i < self.top_k), reader.make([down[i]], is_read=i < self.top_k))
-            for i in range(count)
-        ]
+        self.experts = [(reader.make([gate[i], up[i]], is_read=i < self.top_k),
+                         reader.make([down[i]], is_read=i < self.top_k)) for i in range(count)]
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """``[T, hidden]`` to ``[T, hidden]``. Each expert that any row picked runs once, for its rows."""

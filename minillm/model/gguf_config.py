@@ -99,10 +99,8 @@ def _head_dim(keys: _Keys, config: dict[str, Any]) -> int:
 def _switches(keys: _Keys, family: str) -> dict[str, Any]:
     """Biases, sliding window and experts."""
     tensors = keys.file.tensors
-    config: dict[str, Any] = {
-        "attention_bias": family != "qwen2" and "blk.0.attn_q.bias" in tensors,
-        "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
-    }
+    config: dict[str, Any] = {"attention_bias": family != "qwen2" and "blk.0.attn_q.bias" in tensors,
+                              "mlp_bias": "blk.0.ffn_gate.bias" in tensors}
     if num_experts := keys.get("expert_count", INDEX):
         config |= {"num_local_experts": num_experts, "num_experts_per_tok": keys.need("expert_used_count", COUNT)}
         config["norm_topk_prob"] = True  # as llama.cpp computes both sparse families

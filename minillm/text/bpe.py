@@ -134,11 +134,9 @@ def merge(ids: Sequence[int], merges: dict[Pair, tuple[float, int]]) -> list[int
 
 def merges_from_scores(vocab: dict[str, int], scores: Sequence[float]) -> dict[Pair, tuple[float, int]]:
     """SentencePiece keeps no merge list: any two tokens may join whose text together is a token, best score first."""
-    return {
-        (vocab[token[:cut]], vocab[token[cut:]]): (-scores[token_id], token_id)
-        for token, token_id in vocab.items() for cut in range(1, len(token))
-        if token[:cut] in vocab and token[cut:] in vocab
-    }
+    return {(vocab[token[:cut]], vocab[token[cut:]]): (-scores[token_id], token_id)
+            for token, token_id in vocab.items() for cut in range(1, len(token))
+            if token[:cut] in vocab and token[cut:] in vocab}
 
 
 def train_merges(pieces: Iterable[Sequence[int]], num_merges: int, first_new_id: int) -> list[Pair]:

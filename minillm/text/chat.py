@@ -209,8 +209,6 @@ class _GenerationTag(Extension):
 _ENVIRONMENT = ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
 _ENVIRONMENT.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
-_ENVIRONMENT.globals |= {
-    "raise_exception": _raise_exception,
-    "strftime_now": lambda format: datetime.now().strftime(format),
-}
+_ENVIRONMENT.globals |= {"raise_exception": _raise_exception,
+                         "strftime_now": lambda format: datetime.now().strftime(format)}
 _compile = lru_cache(maxsize=16)(_ENVIRONMENT.from_string)

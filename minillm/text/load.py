@@ -54,11 +54,8 @@ def _build(spec: Mapping[str, Any], tokens: list[tuple[str, int]], merges: dict[
     encoder = BytePairEncoder(
         {text: token_id for text, token_id in tokens if token_id not in no_text}, merges,
         byte_level=any(step["type"] == "ByteLevel" for step in pretokenize.flatten(pre_tokenizer, "pretokenizers")),
-        byte_fallback=bool(model.get("byte_fallback")),
-        unknown_id=dict(tokens).get(model.get("unk_token")),
-        fuse_unknown=bool(model.get("fuse_unk")),
-        ignore_merges=bool(model.get("ignore_merges")),
-    )
+        byte_fallback=bool(model.get("byte_fallback")), ignore_merges=bool(model.get("ignore_merges")),
+        unknown_id=dict(tokens).get(model.get("unk_token")), fuse_unknown=bool(model.get("fuse_unk")))
     table = [b""] * (1 + max([*(i for _, i in tokens), *(token.id for token in added)], default=-1))
     for text, token_id in tokens:
         table[token_id] = to_bytes(text)
