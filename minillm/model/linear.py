@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -170,12 +171,17 @@ def has_kernel(kernel: str, dtype: torch.dtype) -> bool:
     generator = torch.Generator().manual_seed(0)
     x, weight, bias = (torch.randn(shape, generator=generator).to(dtype) for shape in ((3, 24), (40, 24), (40,)))
     expected = linear(x.double(), weight.double(), bias.double())
+    tolerance = 1e-4 if dtype == torch.float32 and kernel == "onednn" else 2e-2
+    return computes_right(lambda: _KERNELS[kernel](weight, bias), x, expected, rtol=tolerance, atol=tolerance)
+
+
+def computes_right(make: Callable[[], Linear], x: Tensor, expected: Tensor, **tolerances: float) -> bool:
+    """Whether the layer can be made here and gives ``expected`` (float64) for ``x``, in the dtype of ``x``."""
     try:
-        result = _KERNELS[kernel](weight, bias)(x)
+        result = make()(x)
     except (RuntimeError, AttributeError, TypeError):  # the operator is missing, or refuses this CPU or dtype
         return False
-    tolerance = 1e-4 if dtype == torch.float32 and kernel == "onednn" else 2e-2
-    return result.dtype == dtype and torch.allclose(result.double(), expected, rtol=tolerance, atol=tolerance)
+    return result.dtype == x.dtype and torch.allclose(result.double(), expected, **tolerances)
 
 
 @cache

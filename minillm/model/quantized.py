@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from minillm.model.linear import Linear, activation_dtype, choose_kernel, num_bytes_of
+from minillm.model.linear import Linear, activation_dtype, choose_kernel, computes_right, num_bytes_of
 from minillm.model.quantize import SCHEMES, QuantizedTensor, quantize
 
 WIDENED_FROM = 128  # rows
@@ -129,15 +129,10 @@ def has_packed_kernel(kind: type[Linear], device: torch.device) -> bool:
         return False
     generator = torch.Generator().manual_seed(0)
     x, weight, bias = (torch.randn(shape, generator=generator) for shape in ((3, 64), (48, 64), (48,)))
-    scheme = SCHEMES["int8" if kind is Int8PackLinear else "int4"]
-    quantized = quantize(weight, scheme).map(lambda part: part.to(device))
-    x, bias = x.to(device, torch.bfloat16), bias.to(device, torch.bfloat16)
-    expected = linear(x.float(), quantized.dequantize(), bias.float())
-    try:
-        result = kind(quantized, bias, torch.bfloat16)(x)
-    except (RuntimeError, AttributeError, NotImplementedError, TypeError):  # no such operator here
-        return False
-    return result.dtype == torch.bfloat16 and torch.allclose(result.float(), expected, rtol=2e-2, atol=0.1)
+    quantized = quantize(weight, SCHEMES["int8" if kind is Int8PackLinear else "int4"])
+    x, bias = x.bfloat16(), bias.bfloat16()
+    expected = linear(x.double(), quantized.dequantize(torch.float64), bias.double())
+    return computes_right(lambda: kind(quantized, bias, torch.bfloat16), x, expected, rtol=2e-2, atol=0.1)
 
 
 def describe_kernels(dtype: str, device: torch.device, quantization: str | None = None) -> str:
