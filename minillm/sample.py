@@ -203,9 +203,8 @@ def _cells(logits: Tensor, amounts: Sequence[Mapping[int, float]]) -> tuple[tupl
     cells = [(i, token_id, amount) for i, row in enumerate(amounts) for token_id, amount in row.items()
              if 0 <= token_id < size]
     at_rows, at_ids, values = zip(*cells) if cells else ((), (), ())
-    device = logits.device
-    at = (torch.tensor(at_rows, dtype=torch.long, device=device), torch.tensor(at_ids, dtype=torch.long, device=device))
-    return at, torch.tensor(values, dtype=logits.dtype, device=device)
+    at = tuple(torch.tensor(indices, dtype=torch.long, device=logits.device) for indices in (at_rows, at_ids))
+    return at, torch.tensor(values, dtype=logits.dtype, device=logits.device)
 
 
 def _logprobs(raw: Tensor, rows: Sequence[SamplingRow], ids: Sequence[int]) -> dict[int, dict[int, tuple[float, int]]]:
