@@ -113,8 +113,7 @@ class LLM(AbstractContextManager["LLM"]):
         return self._run(self.prompts.chats(messages, params, priority, add_generation_prompt=add_generation_prompt,
                                             continue_final_message=continue_final_message))
 
-    def stream(self, prompt: Prompt | Messages, params: SamplingParams | None = None, *,
-               priority: int = 0) -> Stream:
+    def stream(self, prompt: Prompt | Messages, params: SamplingParams | None = None, *, priority: int = 0) -> Stream:
         """Text as it is made, for one prompt (text, ids, or the messages of a chat). ``close()`` cancels."""
         return self._start(self.prompts.one(prompt, params, priority))
 

@@ -100,9 +100,8 @@ class Prompts:
             raise InvalidRequest(f"params must be SamplingParams(...), got {shown(params)}", "params")
         params, start_s = params or SamplingParams(), time.perf_counter()
         text, ids = encode(prompt)
-        return Job(text=text, token_ids=self.limits.prompt(ids, params), params=params,
-                   priority=self.limits.priority(priority), arrival_s=arrival_s, start_s=start_s,
-                   end_s=time.perf_counter())
+        return Job(text=text, token_ids=self.limits.prompt(ids, params), params=params, arrival_s=arrival_s,
+                   priority=self.limits.priority(priority), start_s=start_s, end_s=time.perf_counter())
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):

@@ -84,8 +84,7 @@ class Hardware:
             operator_overhead_s=card.operator_overhead_s, is_async=card.device != "cpu",
             source=f"machine card, measured {card.measured_at}",
             kernels={name: KernelRates(**{**rates, "linear": tuple(map(tuple, rates["linear"]))})
-                     for name, rates in card.kernels.items()},
-        )
+                     for name, rates in card.kernels.items()})
 
 
 def known_hardware() -> tuple[str, ...]:

@@ -227,8 +227,7 @@ def summarize(requests: Sequence[RequestMetrics], slo: Slo | None = None) -> Sum
            for name in ("ttft_s", "tpot_s", "e2e_s", "queue_s")},
         num_slo_met=met if slo else None, num_slo_not_applicable=unknown if slo else None,
         goodput=_over(met, judged), goodput_per_s=_over(met, duration_s) if judged else None,
-        clock=next(iter(clocks), None),
-    )
+        clock=next(iter(clocks), None))
 
 
 def _over(count: float, total: float | None) -> float | None:

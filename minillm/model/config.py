@@ -161,8 +161,7 @@ def config_from_hf(config: dict[str, Any], generation: dict[str, Any] | None = N
         rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)), qk_norm=family in ("qwen3", "qwen3_moe"),
         qkv_bias=bias or family == "qwen2", o_bias=bias, mlp_bias=config.get("mlp_bias", False) and family == "llama",
         sliding_window=_sliding_window(config, family),
-        **_experts(config, family), **_special_ids(given, generation, defaults),
-    )
+        **_experts(config, family), **_special_ids(given, generation, defaults))
 
 
 class _NotNull(dict[str, Any]):

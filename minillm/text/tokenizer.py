@@ -206,5 +206,4 @@ def train_bpe(texts: str | Iterable[str], num_merges: int, *, special_tokens: Se
         BytePairEncoder({char: byte for byte, char in BYTE_TO_CHAR.items()}, table),
         added=added, chat_template=chat_template,
         pre_tokenizer=build_pre_tokenizer({"type": "ByteLevel", "add_prefix_space": False}),
-        named_tokens={f"{name}_token": f"<|{name}|>" for name in ("bos", "eos") if f"<|{name}|>" in special_tokens},
-    )
+        named_tokens={f"{name}_token": f"<|{name}|>" for name in ("bos", "eos") if f"<|{name}|>" in special_tokens})
