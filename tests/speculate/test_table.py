@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from minillm import SamplingParams
 from minillm.config import EngineConfig
 from minillm.errors import ModelError
-from minillm.speculate.propose import NgramProposer
+from minillm.speculate.propose import Controller, NgramProposer
 from minillm.speculate.table import LONGEST, NgramTable
 
 MAKER = runpy.run_path(str(Path(__file__).parents[2] / "data/draft/make_table.py"))
@@ -77,6 +77,11 @@ def test_an_end_of_the_table_ends_the_drafts():
 # ---- in the engine ---------------------------------------------------------------------------------------------------
 
 
+class Always(Controller):
+    def num_drafts(self, num_requests: int) -> int:
+        return self.most
+
+
 def test_the_engine_takes_a_table_by_path_and_its_tokens_stay(tiny_llm, byte_tok, tmp_path):
     prompts, params = [[5, 9, 2, 7], [1, 2]], SamplingParams(temperature=0.7, seed=3, max_tokens=24, ignore_eos=True)
     with tiny_llm() as llm:
@@ -84,6 +89,7 @@ def test_the_engine_takes_a_table_by_path_and_its_tokens_stay(tiny_llm, byte_tok
     path = tmp_path / "own.npz"
     save(counted([prompt + answer for prompt, answer in zip(prompts, plain)], byte_tok.vocab_size), path)
     with tiny_llm(speculative_config={"table": str(path)}) as llm:
+        llm.engine.speculation.controller = Always(4)
         assert [output.outputs[0].token_ids for output in llm.generate(prompts, params)] == plain
         assert llm.engine.speculation.num_accepted > 10, "it was counted over these very answers"
 
