@@ -20,6 +20,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -136,15 +138,19 @@ def run(model: str, device: str = "auto", sides: dict[str, Side] = SIDES, *, mos
     reference = load_side(model, REFERENCE, device)
     answers = greedy_answers(reference, REFERENCE, prompts, tokenizer)
     num_weights = sum(map(math.prod, expected_tensors(reference.config).values()))
-    for name, side in sides.items():
-        say(name)
-        decoder = load_side(model, side, device)
-        ours = greedy_answers(decoder, side, prompts, tokenizer)
-        for passage, own, answer, theirs in zip(texts, ids, ours, answers, strict=True):
-            sums = compared(log_probabilities(reference, REFERENCE, own), log_probabilities(decoder, side, own), own)
-            samples.append({"side": name, "passage": passage["name"], "kind": passage["kind"],
-                            "language": passage["language"], "weight_bytes": decoder.num_bytes, **sums,
-                            "match": num_matching(answer, theirs)})
+    with TemporaryDirectory() as folder:  # the reference's: gigabytes, which every side needs once
+        kept = [Path(folder) / str(number) for number in range(len(ids))]
+        for own, path in zip(ids, kept, strict=True):
+            torch.save(log_probabilities(reference, REFERENCE, own), path)
+        for name, side in sides.items():
+            say(name)
+            decoder = load_side(model, side, device)
+            ours = greedy_answers(decoder, side, prompts, tokenizer)
+            for passage, own, path, answer, theirs in zip(texts, ids, kept, ours, answers, strict=True):
+                sums = compared(torch.load(path), log_probabilities(decoder, side, own), own)
+                samples.append({"side": name, "passage": passage["name"], "kind": passage["kind"],
+                                "language": passage["language"], "weight_bytes": decoder.num_bytes, **sums,
+                                "match": num_matching(answer, theirs)})
     settings = {"model": model, "max_tokens": MAX_TOKENS, "answer_tokens": ANSWER_TOKENS, "num_weights": num_weights,
                 "sides": {name: asdict(side) for name, side in sides.items()}}
     return Recording(name=f"quality-{datetime.now(UTC):%Y-%m-%d-%H%M%S}", samples=samples, settings=settings,
