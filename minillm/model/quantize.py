@@ -35,7 +35,7 @@ class Scheme:
     """How a model's matrices are quantized.
 
     Args:
-        name: ``"int8"`` or ``"int4"``. A head keeps 8 bits under both: there 4 bit hurt most.
+        name: ``"int8"`` or ``"int4"``. A head keeps 8 bits under both: nothing rounds its errors off.
         group_size: inputs that share a scale; None: all of a row. The last group of a row may be shorter.
         fit: how scales are chosen, one of :data:`FITS`. In 8 bit only ``"absmax"``.
     Raises:
