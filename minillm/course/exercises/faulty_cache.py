@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from minillm.course.checking import Exercise, Misconception
+from minillm.course.exercises.faulty import Unlisted, built_with
 
 
 def common(first: Sequence[int], second: Sequence[int]) -> int:
@@ -52,21 +53,6 @@ class Cache:
 
 
 FAULTS = ("no parent", "matches the last token", "shares unfilled blocks", "heads first", "none")
-
-
-class _Unlisted:
-    """Equal to whatever is not one of the five names: it stands for every misspelt verdict, and for none at all."""
-
-    def __eq__(self, other: object) -> bool:
-        return other not in FAULTS
-
-    def __repr__(self) -> str:
-        return "'no parents'"
-
-
-def built_with(cache: Cache) -> str:
-    """The fault that the cache was made with: what is expected comes from no probe, which could be wrong itself."""
-    return cache._fault
 
 
 def find_fault(cache: Cache) -> str:
@@ -148,7 +134,7 @@ def _same_tokens_again(cache: Cache) -> str:
 
 
 def _not_a_verdict(cache: Cache) -> object:
-    return _Unlisted()
+    return Unlisted(FAULTS, "no parents")
 
 
 def _always_none(cache: Cache) -> str:
