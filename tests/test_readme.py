@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from minillm.measure.bench.compare import BASELINES
+from minillm.measure.bench.quality import STATISTICS, interval
 from minillm.measure.bench.serving import PARTS
 from minillm.measure.distribution import ratio_of_medians
 from minillm.measure.results import Recording
@@ -52,6 +53,34 @@ def test_costs_in_readme_are_the_goals_of_the_recorded_benchmark_and_none_that_i
             assert claimed == f"{ratio:.2f}", goal
             assert asked == goal.bound + ("" if goal.met_by(ratio) else ", **not met**"), goal
     assert not told
+
+
+def test_quality_in_readme_is_that_of_the_recorded_passages() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    recordings = [Recording.load(ROOT / link) for link in re.findall(r"data/measurements/quality-[\w-]+\.json", readme)]
+    assert len(recordings) == 2
+    rows = re.findall(r"^\| `([^`]+)` ((?:\| [\d.e-]+ ){6})\|$", readme, re.M)
+    assert {"auto", "auto, int8 KV", "bfloat16", "int8", "int4"} <= {side for side, _ in rows}
+    for side, told in rows:
+        cells = []
+        for recording in recordings:
+            own = [sample for sample in recording.samples if sample["side"] == side]
+            sums = {key: sum(sample[key] for sample in own)
+                    for key in ("num_tokens", "nll", "reference_nll", "kl", "top1")}
+            cells += [f"{STATISTICS['KL'](sums):.2g}", f"{STATISTICS['perplexity ratio'](sums):.3f}",
+                      f"{STATISTICS['top-1'](sums):.3f}"]
+        assert re.findall(r"[\d.e-]+", told) == cells, side
+
+
+def test_quality_keeps_the_bounds_that_were_asked_for() -> None:
+    """int8 weights: a divergence of at most 0.01; keys and values in int8: perplexity within 0.7 %."""
+    for model in ("smollm2-135m", "bytes-1m"):
+        recording = Recording.load(ROOT / "data" / "measurements" / f"quality-{model}.json")
+        by_side = {side: [sample for sample in recording.samples if sample["side"] == side]
+                   for side in recording.settings["sides"]}
+        divergence, _, _ = interval(by_side["int8"], STATISTICS["KL"])
+        _, low, high = interval(by_side["auto, int8 KV"], STATISTICS["perplexity ratio"])
+        assert divergence <= 0.01 and 0.993 <= low <= high <= 1.007, model
 
 
 def check_claim(claim: str, recording: Recording) -> None:
