@@ -62,7 +62,7 @@ class Lab:
         environment = os.environ | {
             "JUPYTER_CONFIG_DIR": str(folder / "config"), "JUPYTER_DATA_DIR": str(folder / "data"),
             "JUPYTER_RUNTIME_DIR": str(folder / "runtime"), "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
-            "MINILLM_LIVE": "1", "MINILLM_HOME": str(home), "PYTHONPATH": str(ROOT)}
+            "MINILLM_LIVE": "1", "MINILLM_BRIEF": "1", "MINILLM_HOME": str(home), "PYTHONPATH": str(ROOT)}
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1",
