@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 
@@ -23,3 +23,17 @@ class Unlisted:
 def built_with(part: Any) -> str:
     """The fault that a part was made with: what is expected comes from no probe, which could be wrong itself."""
     return part._fault
+
+
+def mistaking(find_fault: Callable[[Any], str], verdicts: Mapping[str, str]) -> Callable[[Any], str]:
+    """A wrong solution whose probes cannot tell some faults: it says what ``verdicts`` has for these, and is right
+    otherwise."""
+    def wrong(part: Any) -> str:
+        found = find_fault(part)
+        return verdicts.get(found, found)
+    return wrong
+
+
+def always_none(part: Any) -> str:
+    """A wrong solution that never looks."""
+    return "none"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from minillm.course.checking import Exercise, Misconception
-from minillm.course.exercises.faulty import Unlisted, built_with
+from minillm.course.exercises.faulty import Unlisted, always_none, built_with, mistaking
 
 
 def common(first: Sequence[int], second: Sequence[int]) -> int:
@@ -93,12 +93,6 @@ def _no_room_for_the_probe(cache: Cache) -> str:
     return found if cache.serve([*b, *x, 48]) > cache.block_size else "none"
 
 
-def _two_prompts(cache: Cache) -> str:
-    """Asks for the second block of one prompt as the second of another, whose first is not found."""
-    found = find_fault(cache)
-    return "none" if found == "no parent" else found
-
-
 def _blocks_of_four(cache: Cache) -> str:
     """Assumes blocks of four tokens."""
     probe = [1] * 4
@@ -111,17 +105,6 @@ def _any_hit_is_a_fault(cache: Cache) -> str:
     probe = [1] * (cache.block_size + 1)
     cache.serve(probe)
     return "matches the last token" if cache.serve(probe) else find_fault(cache)
-
-
-def _never_evicts(cache: Cache) -> str:
-    found = find_fault(cache)
-    return "none" if found == "heads first" else found
-
-
-def _swapped(cache: Cache) -> str:
-    """Takes heads that survive for the fault."""
-    found = find_fault(cache)
-    return {"heads first": "none", "none": "heads first"}.get(found, found)
 
 
 def _same_tokens_again(cache: Cache) -> str:
@@ -137,10 +120,6 @@ def _not_a_verdict(cache: Cache) -> object:
     return Unlisted(FAULTS, "no parents")
 
 
-def _always_none(cache: Cache) -> str:
-    return "none"
-
-
 # ---- 12-3: the order of a prompt's parts -----------------------------------------------------------------------------
 
 
@@ -148,19 +127,23 @@ EXERCISE = Exercise(
     "12-2", "the faulty prefix cache", built_with,
     cases=tuple((Cache(blocks, size, fault),) for blocks, size in ((6, 4), (4, 3), (9, 2)) for fault in FAULTS),
     misconceptions=(
-        Misconception(_always_none, "put one probe to each fault. This one shows when a block of an earlier prompt "
-                                    "comes again behind another beginning"),
-        Misconception(_two_prompts, "the second block is asked for only if the first is found. Without a parent, "
-                                    "does a name tell at which place of a prompt its block stands?"),
+        Misconception(always_none, "put one probe to each fault. This one shows when a block of an earlier prompt "
+                                   "comes again behind another beginning"),
+        # Asks for the second block of one prompt as the second of another, whose first is not found.
+        Misconception(mistaking(find_fault, {"no parent": "none"}),
+                      "the second block is asked for only if the first is found. Without a parent, does a name tell "
+                      "at which place of a prompt its block stands?"),
         Misconception(_no_room_for_the_probe, "a probe evicts too: count the blocks that its prompts need against "
                                               "cache.num_blocks"),
         Misconception(_blocks_of_four, "blocks may have another size than four: ask cache.block_size"),
         Misconception(_any_hit_is_a_fault, "with one token more than a block, the block may be found: use a prompt "
                                            "of exactly one block"),
-        Misconception(_never_evicts, "fill the cache with one long prompt, push out one block, and ask for the "
-                                     "long prompt again"),
+        Misconception(mistaking(find_fault, {"heads first": "none"}),
+                      "fill the cache with one long prompt, push out one block, and ask for the long prompt again"),
         Misconception(_never_full, "the cache may have another number of blocks than six: ask cache.num_blocks"),
-        Misconception(_swapped, "the tail must go first: then the head of the prompt is still found"),
+        # Takes heads that survive for the fault.
+        Misconception(mistaking(find_fault, {"heads first": "none", "none": "heads first"}),
+                      "the tail must go first: then the head of the prompt is still found"),
         Misconception(_same_tokens_again, "what one probe leaves behind is found by the next: use other tokens"),
         Misconception(_not_a_verdict, "return one of these, spelt so: " + ", ".join(FAULTS)),
     ))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minillm.course.checking import Exercise, Misconception
-from minillm.course.exercises.faulty import Unlisted, built_with
+from minillm.course.exercises.faulty import Unlisted, always_none, built_with, mistaking
 
 Rows = list[list[float]]
 FAULTS = ("one scale", "first group", "toward zero", "wraps", "swapped", "none")
@@ -54,45 +54,6 @@ def find_fault(quantizer: Quantizer) -> str:
             (0.875, 7.0, 0.0): "toward zero", (-1.0, -8.0, 1.0): "wraps"}.get(seen, "swapped")
 
 
-def _always_none(quantizer: Quantizer) -> str:
-    return "none"
-
-
-def _one_row_alike(quantizer: Quantizer) -> str:
-    """Probes groups and rows of the same size of weights: every scale is then the same."""
-    found = find_fault(quantizer)
-    return "none" if found in ("one scale", "first group") else found
-
-
-def _one_group(quantizer: Quantizer) -> str:
-    """Compares rows of a single group each, of which the first group is the only one."""
-    found = find_fault(quantizer)
-    return "none" if found == "first group" else found
-
-
-def _large_first(quantizer: Quantizer) -> str:
-    """The large group first: the first group's scale and the matrix's are then the same."""
-    found = find_fault(quantizer)
-    return "one scale" if found == "first group" else found
-
-
-def _on_the_grid(quantizer: Quantizer) -> str:
-    """Only weights that are whole multiples of the scale."""
-    found = find_fault(quantizer)
-    return "none" if found == "toward zero" else found
-
-
-def _negative_end(quantizer: Quantizer) -> str:
-    """Its largest weight is negative, and -8 is a code."""
-    found = find_fault(quantizer)
-    return "none" if found == "wraps" else found
-
-
-def _equal_neighbours(quantizer: Quantizer) -> str:
-    found = find_fault(quantizer)
-    return "none" if found == "swapped" else found
-
-
 def _cut_is_a_fault(quantizer: Quantizer) -> str:
     """Takes the cut from code 8 to 7 for the fault."""
     return "wraps" if quantizer([[8.0] * (2 * quantizer.size)])[0][0] != 8.0 else find_fault(quantizer)
@@ -113,18 +74,27 @@ EXERCISE = Exercise(
     "15-2", "the faulty quantizer", built_with,
     cases=tuple((Quantizer(size, fault),) for size in (4, 2, 8, 3) for fault in (*FAULTS[-1:], *FAULTS[:-1])),
     misconceptions=(
-        Misconception(_always_none, "one probe a fault. This one shows when a matrix has small weights in one place "
-                                    "and large ones in another"),
-        Misconception(_one_row_alike, "with weights of one size everywhere all scales are the same: put a small group "
-                                      "beside a large one"),
-        Misconception(_one_group, "the first group's scale does harm only where a later group of the same row is of "
-                                  "another size"),
-        Misconception(_large_first, "put the small group first: the first group's scale is then too small for the "
-                                    "next, one scale of the matrix too large for the first"),
-        Misconception(_on_the_grid, "what lies on a code exactly is right under any rounding: try a weight of 0.6 "
-                                    "scales"),
-        Misconception(_negative_end, "the largest weight must be positive: code -8 exists, 8 does not"),
-        Misconception(_equal_neighbours, "two neighbours must differ, or nobody sees that they changed places"),
+        Misconception(always_none, "one probe a fault. This one shows when a matrix has small weights in one place "
+                                   "and large ones in another"),
+        # Probes groups and rows of the same size of weights: every scale is then the same.
+        Misconception(mistaking(find_fault, {"one scale": "none", "first group": "none"}),
+                      "with weights of one size everywhere all scales are the same: put a small group beside a large"
+                      " one"),
+        # Compares rows of a single group each, of which the first group is the only one.
+        Misconception(mistaking(find_fault, {"first group": "none"}),
+                      "the first group's scale does harm only where a later group of the same row is of another size"),
+        # The large group first: the first group's scale and the matrix's are then the same.
+        Misconception(mistaking(find_fault, {"first group": "one scale"}),
+                      "put the small group first: the first group's scale is then too small for the next, one scale "
+                      "of the matrix too large for the first"),
+        # Only weights that are whole multiples of the scale.
+        Misconception(mistaking(find_fault, {"toward zero": "none"}),
+                      "what lies on a code exactly is right under any rounding: try a weight of 0.6 scales"),
+        # Its largest weight is negative, and -8 is a code.
+        Misconception(mistaking(find_fault, {"wraps": "none"}),
+                      "the largest weight must be positive: code -8 exists, 8 does not"),
+        Misconception(mistaking(find_fault, {"swapped": "none"}),
+                      "two neighbours must differ, or nobody sees that they changed places"),
         Misconception(_cut_is_a_fault, "a right quantizer cuts code 8 to 7, so 8 scales come back as 7. Look for a "
                                        "wrong sign"),
         Misconception(_groups_of_four, "groups may have another size than four: ask quantizer.size"),

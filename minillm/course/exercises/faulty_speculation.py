@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minillm.course.checking import Exercise, Misconception
-from minillm.course.exercises.faulty import Unlisted, built_with
+from minillm.course.exercises.faulty import Unlisted, always_none, built_with, mistaking
 
 FAULTS = ("keeps a wrong draft", "one row too many", "forgets the bonus token", "counter not lowered", "none")
 
@@ -80,21 +80,12 @@ def _after_a_wrong_draft(decoder: Decoder) -> str:
     return "none" if decoder.num_cached == len(decoder.ids) - 1 else "counter not lowered"
 
 
-def _always_none(decoder: Decoder) -> str:
-    return "none"
-
-
 def _only_right_drafts(decoder: Decoder) -> str:
     return "forgets the bonus token" if len(decoder.call(next_tokens(decoder, 3))) < 4 else "none"
 
 
 def _only_wrong_drafts(decoder: Decoder) -> str:
     return _after_a_wrong_draft(decoder)
-
-
-def _no_counter(decoder: Decoder) -> str:
-    found = find_fault(decoder)
-    return "none" if found == "counter not lowered" else found
 
 
 def _counts_the_last(decoder: Decoder) -> str:
@@ -118,18 +109,6 @@ def _zero_is_wrong(decoder: Decoder) -> str:
     return "none" if decoder.num_cached == len(decoder.ids) - 1 else "counter not lowered"
 
 
-def _expects_all_rows(decoder: Decoder) -> str:
-    """Takes every call that keeps fewer tokens than it has rows for one that lost some."""
-    found = find_fault(decoder)
-    return "forgets the bonus token" if found in ("none", "counter not lowered") else found
-
-
-def _by_length_alone(decoder: Decoder) -> str:
-    """Looks at how many tokens are kept, never at which."""
-    found = find_fault(decoder)
-    return "none" if found == "keeps a wrong draft" else found
-
-
 def _by_text_alone(decoder: Decoder) -> str:
     """Runs on and compares the text with the target's: every text that differs is blamed on the wrong drafts."""
     start = len(decoder.ids)
@@ -151,20 +130,24 @@ EXERCISE = Exercise(
                 for prompt, vocab_size in (([1, 2, 3], 50), ([2, 0, 1, 1], 3), ([5, 9, 9], 11), ([0], 2))
                 for fault in FAULTS),
     misconceptions=(
-        Misconception(_always_none, "put probes to it: one call whose drafts are all right, and one with a wrong draft "
-                                    "among right ones; decoder.target tells which are right"),
+        Misconception(always_none, "put probes to it: one call whose drafts are all right, and one with a wrong draft "
+                                   "among right ones; decoder.target tells which are right"),
         Misconception(_only_right_drafts, "where every draft is right nothing is thrown away. What must a call keep, "
                                           "and forget, when one is wrong?"),
         Misconception(_only_wrong_drafts, "and when all drafts are right? The target has one row more than there are "
                                           "drafts"),
-        Misconception(_no_counter, "after a rejected draft, compare decoder.num_cached with what of decoder.ids has K "
-                                   "and V"),
+        Misconception(mistaking(find_fault, {"counter not lowered": "none"}),
+                      "after a rejected draft, compare decoder.num_cached with what of decoder.ids has K and V"),
         Misconception(_counts_the_last, "the newest token was sampled and not computed: it has no K and V until the "
                                         "next call"),
         Misconception(_zero_is_wrong, "0 may be right: make a wrong draft out of what decoder.target says"),
-        Misconception(_expects_all_rows, "rows behind a wrong draft say nothing: of those a call keeps none"),
-        Misconception(_by_length_alone, "as many tokens as expected, and still wrong ones: compare them with "
-                                        "decoder.target's"),
+        # Takes every call that keeps fewer tokens than it has rows for one that lost some.
+        Misconception(mistaking(find_fault, {"none": "forgets the bonus token",
+                                             "counter not lowered": "forgets the bonus token"}),
+                      "rows behind a wrong draft say nothing: of those a call keeps none"),
+        # Looks at how many tokens are kept, never at which.
+        Misconception(mistaking(find_fault, {"keeps a wrong draft": "none"}),
+                      "as many tokens as expected, and still wrong ones: compare them with decoder.target's"),
         Misconception(_by_text_alone, "several faults spoil the text: look at one call's tokens, their number, and "
                                       "num_cached"),
         Misconception(_not_a_verdict, "return one of these, spelt so: " + ", ".join(FAULTS)),

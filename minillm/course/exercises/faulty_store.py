@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from minillm.course.checking import Exercise, Misconception
-from minillm.course.exercises.faulty import Unlisted, built_with
+from minillm.course.exercises.faulty import Unlisted, always_none, built_with, mistaking
 
 FAULTS = ("one scale for all heads", "the first token's scale", "the mean's scale", "scale in a wrong slot", "none")
 
@@ -95,44 +95,11 @@ def find_fault(store: Store) -> str:
 # ---- what many write instead -----------------------------------------------------------------------------------------
 
 
-def _always_none(store: Store) -> str:
-    return "none"
-
-
 def _any_error(store: Store) -> str:
     """Takes rounding itself for a fault."""
     row = _row(store, 1.0)
     store.write([0], row)
     return "the mean's scale" if (store.read([0]) != row).any() else find_fault(store)
-
-
-def _constant_rows(store: Store) -> str:
-    """A row of equal numbers has its mean for its largest."""
-    found = find_fault(store)
-    return "none" if found == "the mean's scale" else found
-
-
-def _equal_heads(store: Store) -> str:
-    """All heads alike: a shared scale fits them all."""
-    found = find_fault(store)
-    return "none" if found == "one scale for all heads" else found
-
-
-def _written_together(store: Store) -> str:
-    """A large and a small token of one block in one write: two faults show."""
-    found = find_fault(store)
-    return "the first token's scale" if found == "scale in a wrong slot" else found
-
-
-def _one_at_a_time(store: Store) -> str:
-    found = find_fault(store)
-    return "none" if found == "scale in a wrong slot" else found
-
-
-def _small_first(store: Store) -> str:
-    """Small numbers, then large ones: nobody looks whether these are cut."""
-    found = find_fault(store)
-    return "none" if found == "the first token's scale" else found
 
 
 def _blocks_of_four(store: Store) -> str:
@@ -155,17 +122,26 @@ EXERCISE = Exercise(
     "16-2", "the faulty store", built_with,
     cases=tuple((Store(*shape, fault),) for shape in ((4, 4, 2, 8), (3, 2, 3, 16), (2, 5, 2, 4)) for fault in FAULTS),
     misconceptions=(
-        Misconception(_always_none, "put one probe to each fault. This one shows in a row of one token whose heads "
-                                    "are of different size"),
+        Misconception(always_none, "put one probe to each fault. This one shows in a row of one token whose heads "
+                                   "are of different size"),
         Misconception(_any_error, "codes are rounded: up to half a scale, 1/254 of the largest number of a head, is no "
                                   "fault"),
-        Misconception(_constant_rows, "where all numbers of a row are equal, the mean is the largest: use one that is "
-                                      "much larger than the rest"),
-        Misconception(_equal_heads, "write one token whose heads differ a thousandfold, and look at the small head"),
-        Misconception(_written_together, "two tokens in one write can show two faults. Write the large one and the "
-                                         "small one of a block one after the other to see that fault alone"),
-        Misconception(_one_at_a_time, "this fault shows only where tokens of different size come in one write"),
-        Misconception(_small_first, "write the first slot of a block with large numbers, the next with small ones"),
+        # A row of equal numbers has its mean for its largest.
+        Misconception(mistaking(find_fault, {"the mean's scale": "none"}),
+                      "where all numbers of a row are equal, the mean is the largest: use one that is much larger "
+                      "than the rest"),
+        # All heads alike: a shared scale fits them all.
+        Misconception(mistaking(find_fault, {"one scale for all heads": "none"}),
+                      "write one token whose heads differ a thousandfold, and look at the small head"),
+        # A large and a small token of one block in one write: two faults show.
+        Misconception(mistaking(find_fault, {"scale in a wrong slot": "the first token's scale"}),
+                      "two tokens in one write can show two faults. Write the large one and the small one of a block"
+                      " one after the other to see that fault alone"),
+        Misconception(mistaking(find_fault, {"scale in a wrong slot": "none"}),
+                      "this fault shows only where tokens of different size come in one write"),
+        # Small numbers, then large ones: nobody looks whether these are cut.
+        Misconception(mistaking(find_fault, {"the first token's scale": "none"}),
+                      "write the first slot of a block with large numbers, the next with small ones"),
         Misconception(_blocks_of_four, "blocks may have another size than four: ask store.block_size"),
         Misconception(_two_heads, "ask store.num_heads and store.head_dim: they are not always 2 and 8"),
         Misconception(_not_a_verdict, "return one of these, spelt so: " + ", ".join(FAULTS)),
