@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,10 @@ import minillm
 from minillm import LLM, SamplingParams
 from minillm.attention.base import AttentionBackend, StepTensors
 from minillm.cache.kv import ContiguousCache, SequenceCache
+from minillm.course import tiny
 from minillm.loops import generate_with_cache
 from minillm.model.config import ModelConfig
 from minillm.model.decoder import Decoder
-from minillm.model.weights import expected_tensors
 from minillm.sample import Sampler, SamplingRow
 from minillm.text.tokenizer import Tokenizer, byte_tokenizer
 
@@ -108,27 +109,13 @@ def script_llm(byte_tok: Tokenizer) -> Callable[..., LLM]:
     return make
 
 
-TINY = ModelConfig(
-    model_type="llama", vocab_size=261, hidden_size=32, intermediate_size=64, num_layers=2, num_heads=4, num_kv_heads=2,
-    head_dim=8, max_position_embeddings=64, eos_token_ids=(EOS,), tie_word_embeddings=True,
-)
-
-
-def tiny_decoder(config: ModelConfig = TINY, *, dtype: str = "float64", seed: int = 0, scale: float = 0.4) -> Decoder:
-    """TINY: a random decoder whose outputs vary (weights large enough that logits spread)."""
-    generator = torch.Generator().manual_seed(seed)
-    weights = {
-        name: torch.ones(shape) if name.endswith("norm.weight")
-        else torch.randn(shape, generator=generator) * scale
-        for name, shape in expected_tensors(config).items()
-    }
-    return Decoder.from_weights(config, weights, dtype=dtype)
+TINY = replace(tiny.TINY, eos_token_ids=(EOS,))
 
 
 @pytest.fixture(scope="session")
 def tiny_model() -> Decoder:
     """The TINY decoder in float64."""
-    return tiny_decoder()
+    return tiny.tiny_decoder(TINY)
 
 
 @pytest.fixture

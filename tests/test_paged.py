@@ -83,3 +83,16 @@ def test_k04_a_prompt_that_is_cached_whole_gives_the_same_tokens_again(tiny_mode
         runs = [llm.generate([prompt], params)[0] for _ in range(3)]
         assert len({tuple(run.outputs[0].token_ids) for run in runs}) == 1
         assert [run.metrics.num_cached_tokens for run in runs] == [0, *[(length - 1) // 4 * 4] * 2]
+
+
+def test_a_range_is_a_block_table_as_a_list_is(tiny_model):
+    """Of two sequences that are gathered together, and of unequal length."""
+    logits = []
+    for kind in (range, lambda *ends: [*range(*ends)]):
+        attention = PagedAttention(tiny_model.config, BlockPool(8, 4, caching=False), dtype=tiny_model.dtype,
+                                   device=tiny_model.device)
+        tables = [kind(0, 3), kind(3, 5)]
+        for ids, starts in (([[1] * 9, [2] * 5], [0, 0]), ([[3], [4]], [9, 5])):
+            step = StepTensors.of(ids, starts, range(2), block_tables=tables)
+            logits.append(tiny_model.forward(step, attention))
+    assert torch.equal(logits[1], logits[3])

@@ -180,7 +180,7 @@ class PagedAttention:
         blocks = []
         for index, length in zip(indices, lengths, strict=True):
             table = step.block_tables[index][:self._num_blocks(length)]
-            blocks += [*table, *table[:1] * (most - len(table))]
+            blocks += [*table, *[table[0]] * (most - len(table))]
         count = torch.tensor(lengths, device=device)[:, None, None, None]
         key = torch.arange(most * size, device=device)
         seen = {window: (key < count) & (key >= count - (window or most * size)) for window in set(self.windows)}

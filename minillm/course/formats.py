@@ -20,50 +20,19 @@ Times = Mapping[str, Sequence[float]]
 
 def decoder_in(session: Session, *, dtype: str = "auto", quantization: str | None = None) -> Decoder:
     """The model that measuring cells run, in a format: the default one on a CPU. On CUDA one of
-    ``session.measure_shape`` with random weights, whose layers and head are then quantized (minmax: quickest to find).
+    ``session.measure_shape`` with random weights, in 4 bit by minmax: quickest to find.
     """
     from minillm.assemble import load_decoder
     from minillm.course.measuring import random_decoder
     from minillm.model.hub import DEFAULT_MODEL, resolve
+    from minillm.model.quantize import SCHEMES
     from minillm.model.shapes import find_config
 
     if session.measure_device == "cpu":
         return load_decoder(resolve(DEFAULT_MODEL), dtype=dtype, device="cpu", quantization=quantization)
-    model = random_decoder(find_config(session.measure_shape), device=session.measure_device, dtype=dtype)
-    if quantization is not None:
-        _quantize_in_place(model, quantization)
-    return model
-
-
-def _quantize_in_place(model: Decoder, quantization: str) -> None:
-    from minillm.model.quantize import SCHEMES, quantize
-    from minillm.model.quantized import make_quantized_linear
-
-    scheme = SCHEMES[quantization]
-    scheme = replace(scheme, fit="minmax") if quantization == "int4" else scheme
-    for layer in model.layers:
-        for part, name in ((layer.attention, "qkv"), (layer.attention, "output"), (layer.mlp, "gate_up"),
-                           (layer.mlp, "down")):
-            setattr(part, name, make_quantized_linear(quantize(getattr(part, name).weight, scheme), None,
-                                                      dtype=model.dtype, device=model.device))
-    model.head = make_quantized_linear(quantize(model.head.weight, SCHEMES["int8"]), None, dtype=model.dtype,
-                                       device=model.device)
-
-
-def step_seconds(model: Decoder, batch: int, context: int = 64, seconds: float = 0.15) -> float:
-    """The median time of a decode step of ``batch`` requests with ``context`` cached tokens each, in blocks of 16."""
-    from minillm.attention.base import StepTensors
-    from minillm.attention.paged import PagedAttention
-    from minillm.cache.blocks import BlockPool
-    from minillm.course.timing import median_seconds
-
-    size = context // 16 + 1
-    attention = PagedAttention(model.config, BlockPool(batch * size, 16, caching=False), dtype=model.dtype,
-                               device=model.device)
-    attention.store.buffer.normal_()
-    step = StepTensors.of([[1]] * batch, [context] * batch, range(batch), device=model.device,
-                          block_tables=[[*range(i * size, (i + 1) * size)] for i in range(batch)])
-    return median_seconds(lambda: model.forward(step, attention), device=str(model.device), seconds=seconds, rounds=3)
+    scheme = replace(SCHEMES["int4"], fit="minmax") if quantization == "int4" else quantization
+    return random_decoder(find_config(session.measure_shape), device=session.measure_device, dtype=dtype,
+                          quantization=scheme)
 
 
 def int4_by_card(shape: str, card: MachineCard, batches: Sequence[int], context: int = 64) -> list[float]:

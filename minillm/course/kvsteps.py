@@ -1,4 +1,4 @@
-"""Decode steps over keys and values that are kept in one format or another, timed. (Needs torch.)"""
+"""Decode steps, timed, over keys and values that are kept in one format or another. (Needs torch.)"""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Bfloat16Store(BlockStore):
 
 
 @torch.inference_mode()
-def decode_step_s(model: Decoder, store: type[BlockStore], context: int, batch: int) -> float:
+def decode_step_s(model: Decoder, context: int, batch: int, store: type[BlockStore] = BlockStore) -> float:
     """Median seconds of a step in which ``batch`` requests compute one token each behind ``context`` others.
 
     Keys and values are random. The requests' blocks lie between one another's, as in a pool that has been in use.
@@ -52,4 +52,4 @@ def decode_step_s(model: Decoder, store: type[BlockStore], context: int, batch: 
                                  block_tables=tables)
         return model.forward(tensors, attention)
 
-    return median_seconds(step, device=str(model.device))
+    return median_seconds(step, device=str(model.device), seconds=0.15, rounds=3)

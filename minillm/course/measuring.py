@@ -9,6 +9,7 @@ from minillm.measure.card import MachineCard
 if TYPE_CHECKING:
     from minillm.model.config import ModelConfig
     from minillm.model.decoder import Decoder
+    from minillm.model.quantize import Scheme
 
 GPU_SHAPES = ("smollm2-135m", "llama-3.2-1b", "llama-3-8b")
 LEAST_READING, MOST_MEMORY = 5.0, 0.6
@@ -33,7 +34,8 @@ def shape_for(card: MachineCard) -> str:
     return fitting[-1] if fitting else GPU_SHAPES[0]
 
 
-def random_decoder(config: ModelConfig, *, device: str = "cpu", dtype: str = "auto", seed: int = 0) -> Decoder:
+def random_decoder(config: ModelConfig, *, device: str = "cpu", dtype: str = "auto", seed: int = 0,
+                   quantization: str | Scheme | None = None) -> Decoder:
     """A decoder with random weights, made on ``device``: for timing alone, never for acceptance or quality.
 
     Each tensor is made as it is taken, so that memory holds one model and not two.
@@ -52,4 +54,5 @@ def random_decoder(config: ModelConfig, *, device: str = "cpu", dtype: str = "au
                 return torch.ones(shape, device=device, dtype=kind)
             return torch.empty(shape, device=device, dtype=kind).normal_(0, 0.02, generator=generator)
 
-    return Decoder.from_weights(config, RandomWeights(expected_tensors(config)), dtype=dtype, device=device)
+    return Decoder.from_weights(config, RandomWeights(expected_tensors(config)), dtype=dtype, device=device,
+                                quantization=quantization)

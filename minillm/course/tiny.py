@@ -10,13 +10,13 @@ TINY = ModelConfig(model_type="llama", vocab_size=261, hidden_size=32, intermedi
                    num_kv_heads=2, head_dim=8, max_position_embeddings=64, tie_word_embeddings=True)
 
 
-def tiny_decoder(config: ModelConfig = TINY, *, dtype: str = "float64", seed: int = 0) -> Decoder:
+def tiny_decoder(config: ModelConfig = TINY, *, dtype: str = "float64", seed: int = 0, scale: float = 0.4) -> Decoder:
     """In float64, so that no two ways to compute its logits choose different tokens. Its vocabulary is that of
-    :func:`~minillm.text.tokenizer.byte_tokenizer`."""
+    :func:`~minillm.text.tokenizer.byte_tokenizer`; its weights are of size ``scale``, so large that logits spread."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
     weights = {name: torch.ones(shape) if name.endswith("norm.weight")
-               else torch.randn(shape, generator=generator) * 0.4  # large enough that logits spread
+               else torch.randn(shape, generator=generator) * scale
                for name, shape in expected_tensors(config).items()}
     return Decoder.from_weights(config, weights, dtype=dtype)
