@@ -23,11 +23,12 @@ def decoder_in(session: Session, *, dtype: str = "auto", quantization: str | Non
     ``session.measure_shape`` with random weights, in 4 bit by minmax: quickest to find.
     """
     from minillm.assemble import load_decoder
-    from minillm.course.measuring import random_decoder
+    from minillm.course.measuring import give_memory_back, random_decoder
     from minillm.model.hub import DEFAULT_MODEL, resolve
     from minillm.model.quantize import SCHEMES
     from minillm.model.shapes import find_config
 
+    give_memory_back()  # of the format before
     if session.measure_device == "cpu":
         return load_decoder(resolve(DEFAULT_MODEL), dtype=dtype, device="cpu", quantization=quantization)
     scheme = replace(SCHEMES["int4"], fit="minmax") if quantization == "int4" else quantization

@@ -9,6 +9,7 @@ from minillm.attention.base import StepTensors
 from minillm.attention.paged import PagedAttention
 from minillm.cache.blocks import BlockPool
 from minillm.cache.store import BlockStore
+from minillm.course.measuring import give_memory_back
 from minillm.course.timing import median_seconds
 from minillm.model.decoder import Decoder
 
@@ -38,6 +39,7 @@ def decode_step_s(model: Decoder, context: int, batch: int, store: type[BlockSto
 
     Keys and values are random. The requests' blocks lie between one another's, as in a pool that has been in use.
     """
+    give_memory_back()  # of the step before
     config, options = model.config, {"dtype": model.dtype, "device": model.device}
     pool = BlockPool(batch * (context // _BLOCK + 1), _BLOCK, caching=False)
     attention = PagedAttention(config, pool, store=store, **options)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from minillm.measure.card import MachineCard
@@ -32,6 +35,14 @@ def shape_for(card: MachineCard) -> str:
         if cost.weight_bytes / card.read_bytes_per_s >= LEAST_READING * cost.operators * card.operator_overhead_s:
             break
     return fitting[-1] if fitting else GPU_SHAPES[0]
+
+
+def give_memory_back() -> None:
+    """What was let go of goes back to the system, where the C library (glibc) would keep it: models that follow one
+    another in a measurement then need the memory of one."""
+    gc.collect()
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def random_decoder(config: ModelConfig, *, device: str = "cpu", dtype: str = "auto", seed: int = 0,

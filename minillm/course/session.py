@@ -117,6 +117,9 @@ class Session:
         if not self.live:
             print(f"Recorded run only: {EMPTY_PANEL}.")
             return None
+        from minillm.course.measuring import give_memory_back
+
+        give_memory_back()
         return measured(name, work)
 
     @property
@@ -136,9 +139,10 @@ class Session:
     def measure_model(self, default: Decoder) -> Decoder:
         """The model that measuring cells run: ``default`` on a CPU. On CUDA one of :attr:`measure_shape` in the same
         dtype, with random weights (for timing alone), whose size is printed."""
-        from minillm.course.measuring import random_decoder
+        from minillm.course.measuring import give_memory_back, random_decoder
         from minillm.model.shapes import find_config
 
+        give_memory_back()
         if self.measure_device == "cpu":
             return default
         dtype = str(default.dtype).removeprefix("torch.")
