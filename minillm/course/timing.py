@@ -33,14 +33,18 @@ def request_record(output: RequestOutput, trace: Trace, since_s: float | None = 
             "itl_s": metrics.itl_s, "e2e_s": metrics.e2e_s}
 
 
+def repeats(times: int) -> int:
+    """How often a cell measures the same: ``times``, and once where ``MINILLM_BRIEF`` is set, as tests do."""
+    return 1 if os.environ.get("MINILLM_BRIEF") else times
+
+
 def median_seconds(work: Callable[[], Any], *, device: str = "cpu", seconds: float = 0.2, rounds: int = 5) -> float:
     """Median seconds a call of ``work``: once to warm up, then repeated for about ``seconds`` and at least ``rounds``
-    times, each waited for on the device; where ``MINILLM_BRIEF`` is set, as tests do, timed once."""
+    times, each waited for on the device; timed once where :func:`repeats` says so."""
     from minillm.measure.bench.machine import time_repeated
 
-    if os.environ.get("MINILLM_BRIEF"):
-        seconds, rounds = 0.0, 1
-    return statistics.median(time_repeated(work, device, seconds, min_rounds=rounds, warmup=1))
+    rounds = repeats(rounds)
+    return statistics.median(time_repeated(work, device, seconds if rounds > 1 else 0.0, min_rounds=rounds, warmup=1))
 
 
 def seconds_of(work: Callable[[], Any]) -> float:
