@@ -198,10 +198,14 @@ class LlamaCppBatch(BatchEngine):
         llama_cpp.llama_backend_init()
         llama_cpp.llama_log_set(_silence(llama_cpp), None)
         path = str(plain_gguf(model, dtype)).encode()
-        self.model = llama_cpp.llama_model_load_from_file(path, llama_cpp.llama_model_default_params())
+        options = llama_cpp.llama_model_default_params()
+        one_row = dtype in ("int8", "int4") and batch_size == 1
+        # Its AMX kernels for few bits are its quickest for one row, and end the process at more rows (0.3.36).
+        options.use_extra_bufts = one_row or dtype not in ("int8", "int4")
+        self.model = llama_cpp.llama_model_load_from_file(path, options)
         self.vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
         settings = llama_cpp.llama_context_default_params()
-        settings.n_seq_max, settings.n_batch, settings.n_ubatch = batch_size, STEP_TOKENS, STEP_TOKENS
+        settings.n_seq_max, settings.n_batch, settings.n_ubatch = batch_size, STEP_TOKENS, 1 if one_row else STEP_TOKENS
         settings.n_ctx = batch_size * (PROMPT_TOKENS[1] + OUTPUT_TOKENS[1])
         settings.n_threads = settings.n_threads_batch = torch.get_num_threads()
         settings.kv_unified = False
