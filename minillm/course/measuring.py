@@ -1,4 +1,5 @@
-"""Which model a measuring cell runs: the default one on a CPU, on a GPU one large enough that its bytes show."""
+"""Which model a measuring cell runs: the default one on a CPU, on a GPU one large enough that its bytes show; and how
+the memory of the one before is given back."""
 
 from __future__ import annotations
 

@@ -43,8 +43,9 @@ def median_seconds(work: Callable[[], Any], *, device: str = "cpu", seconds: flo
     times, each waited for on the device; timed once where :func:`repeats` says so."""
     from minillm.measure.bench.machine import time_repeated
 
-    rounds = repeats(rounds)
-    return statistics.median(time_repeated(work, device, seconds if rounds > 1 else 0.0, min_rounds=rounds, warmup=1))
+    if repeats(2) == 1:
+        seconds, rounds = 0.0, 1
+    return statistics.median(time_repeated(work, device, seconds, min_rounds=rounds, warmup=1))
 
 
 def seconds_of(work: Callable[[], Any]) -> float:

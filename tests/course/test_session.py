@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import platform
 import random
 import sys
 import types
@@ -238,3 +239,34 @@ def test_missing_data_says_what_to_do():
 def test_a_guess_is_above_zero(value):
     with pytest.raises(CourseError, match="above 0"):
         start(threads=1).ledger.predict("x", value, "s")
+
+
+def test_a_reader_measures_as_often_as_asked_and_a_test_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from minillm.course.timing import median_seconds, repeats
+
+    def calls() -> int:
+        made: list[None] = []
+        median_seconds(lambda: made.append(None), seconds=0.0, rounds=4)
+        return len(made)
+
+    monkeypatch.delenv("MINILLM_BRIEF", raising=False)
+    assert (repeats(3), calls()) == (3, 1 + 4)  # once to warm up
+    monkeypatch.setenv("MINILLM_BRIEF", "1")
+    assert (repeats(3), calls()) == (1, 1 + 1)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps what was let go of")
+def test_memory_that_was_let_go_of_goes_back_to_the_system() -> None:
+    import psutil
+
+    from minillm.course.measuring import give_memory_back
+
+    def resident() -> int:
+        return psutil.Process().memory_info().rss
+
+    pieces = [bytes(60_000) + bytes([i % 256]) for i in range(2000)]  # 120 MB below the size that is mapped apart
+    last = bytes(60_000) + b"x"  # behind them all, so that the heap cannot shrink by itself
+    full = resident()
+    del pieces
+    give_memory_back()
+    assert full - resident() > 80e6 and last

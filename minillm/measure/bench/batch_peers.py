@@ -199,9 +199,10 @@ class LlamaCppBatch(BatchEngine):
         llama_cpp.llama_log_set(_silence(llama_cpp), None)
         path = str(plain_gguf(model, dtype)).encode()
         options = llama_cpp.llama_model_default_params()
-        one_row = dtype in ("int8", "int4") and batch_size == 1
+        few_bits = dtype in ("int8", "int4")
+        one_row = few_bits and batch_size == 1
         # Its AMX kernels for few bits are its quickest for one row, and end the process at more rows (0.3.36).
-        options.use_extra_bufts = one_row or dtype not in ("int8", "int4")
+        options.use_extra_bufts = one_row or not few_bits
         self.model = llama_cpp.llama_model_load_from_file(path, options)
         self.vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
         settings = llama_cpp.llama_context_default_params()
