@@ -10,7 +10,7 @@ import torch
 
 from minillm import LLM, SamplingParams
 from minillm.attention.base import StepTensors
-from minillm.attention.paged import PagedAttention
+from minillm.attention.paged import FEW, PagedAttention
 from minillm.attention.torch_backend import ContiguousAttention
 from minillm.cache.blocks import BlockPool, BlockTable
 from minillm.schedule.scheduler import Scheduler
@@ -33,7 +33,7 @@ def scattered(pool: BlockPool, draw: random.Random) -> None:
 @pytest.mark.parametrize("in_order", [True, False])
 def test_the_output_of_contiguous_caches_for_any_mix_of_prompts_chunks_and_decodes(tiny_model, size, window, in_order):
     config = replace(tiny_model.config, sliding_window=(window, None))
-    draw, pool = random.Random(size), BlockPool(120, size)
+    draw, pool = random.Random(size), BlockPool(400, size)
     if not in_order:
         scattered(pool, draw)
     options = {"dtype": torch.float64, "device": "cpu"}
@@ -43,7 +43,7 @@ def test_the_output_of_contiguous_caches_for_any_mix_of_prompts_chunks_and_decod
     torch.manual_seed(0)
     for _ in range(12):
         chosen = [index for index in range(5) if draw.random() < 0.7] or [0]
-        widths = [draw.choice((1, 1, 1, 4, 9)) if lengths[index] < 20 else 1 for index in chosen]
+        widths = [draw.choice((1, 1, 1, 2, 4, 9, FEW + 3) if lengths[index] < 40 else (1, 3)) for index in chosen]
         for index, width in zip(chosen, widths, strict=True):
             assert pool.allocate(tables[index], lengths[index] + width)
         step = StepTensors.of([[0] * width for width in widths], [lengths[index] for index in chosen], chosen,

@@ -24,17 +24,19 @@ from minillm.cache.blocks import PoolProtocol
 from minillm.cache.store import BlockStore
 from minillm.model.config import ModelConfig
 
+FEW = 9  # tokens of a sequence that are worth gathering it with others for: more are work enough by themselves
 # What is gathered at once: little enough on a CPU to be still in its cache when attention reads it.
 GATHER_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}
 _LIVING: WeakSet[PagedAttention] = WeakSet()  # a block says nothing of whose buffer it is in: a pool has one
 
 
 class _Group(NamedTuple):
-    """Sequences of a step that compute one token each, and that are gathered together.
+    """Sequences of a step that compute the same few tokens each, n, and that are gathered together.
 
-    ``rows``: their flat rows, int64 ``[B]``; None where they are all of the step, in order. ``blocks``: int64
-    ``[B x most]``, each table padded with its first. ``seen``: which keys each sees, bool ``[B, 1, 1, keys]``, by
-    sliding window. ``gathered``, ``keys``, ``values``: views of the buffer that the blocks of a layer are copied to.
+    ``rows``: their flat rows, int64 ``[B x n]``; None where they are all of the step, in order. ``blocks``: int64
+    ``[B x most]``, each table padded with its first. ``seen``: which keys each query sees, bool
+    ``[B, 1, n x heads of a KV head, keys]`` (or 1 for all heads of one query), by sliding window. ``gathered``,
+    ``keys``, ``values``: views of the buffer that the blocks of a layer are copied to.
     """
 
     rows: Tensor | None
@@ -67,7 +69,7 @@ class PagedAttention:
         used = pool.num_available < pool.num_blocks or getattr(pool, "num_cached", 0)
         if used or any(other.pool is pool for other in _LIVING):
             raise ValueError("this pool has blocks that another backend has written, or will: make a new BlockPool")
-        self.pool, self.windows = pool, config.windows
+        self.pool, self.windows, self._heads = pool, config.windows, config.num_heads // config.num_kv_heads
         self.store = store(config, pool.num_blocks, pool.block_size, dtype=dtype, device=device)
         _LIVING.add(self)
         self._gathered = self.store.scratch(0)
@@ -113,11 +115,13 @@ class PagedAttention:
         return causal_attention(query, keys, values, window)
 
     def _together(self, layer: int, query: Tensor, group: _Group, window: int | None) -> Tensor:
-        """One query of each of B sequences, ``[B, num_heads, head_dim]``, over its own keys."""
+        """The queries of B sequences, ``[B x n, num_heads, head_dim]``, each over its sequence's keys."""
         self.store.gather(layer, group.blocks, group.gathered)
-        grouped = query.unflatten(1, (group.keys.shape[1], -1))  # [B, KV heads, group, dim]
-        return scaled_dot_product_attention(grouped, group.keys, group.values,
-                                            attn_mask=group.seen[window]).flatten(1, 2)
+        batch, heads, _, dim = group.keys.shape
+        by_head = query.view(batch, -1, heads, query.shape[1] // heads, dim).transpose(1, 2)
+        out = scaled_dot_product_attention(by_head.flatten(2, 3), group.keys, group.values,
+                                           attn_mask=group.seen[window])
+        return out.view(by_head.shape).transpose(1, 2).reshape(query.shape)
 
     def free(self, sequence: object) -> None:
         """Nothing: its blocks are the scheduler's."""
@@ -129,18 +133,19 @@ class PagedAttention:
         if len(step.block_tables) != len(step.sequences):
             raise ValueError("paged attention needs a block table for each sequence: StepTensors.of(block_tables=...)")
         size, device = self.pool.block_size, step.positions.device
-        slots, begun, single, alone = [], [], [], []
+        slots, begun, alone = [], [], []
+        few: dict[int, list[int]] = {}  # by number of tokens
         for index, (table, num_keys) in enumerate(zip(step.block_tables, step.context_lengths, strict=True)):
             first, last = step.query_starts[index], step.query_starts[index + 1]
             start = num_keys - (last - first)
             slots += [table[position // size] * size + position % size for position in range(start, num_keys)]
             if num_keys % size and num_keys - num_keys % size >= start:
                 begun.append(table[num_keys // size])  # its first slot is written now, and not its last
-            (single if last - first == 1 else alone).append(index)
+            (few.setdefault(last - first, []) if last - first <= FEW else alone).append(index)
         slots, begun = (torch.tensor(ids, dtype=torch.int64, device=device) for ids in (slots, begun))
         if len(begun):
             self.store.begin(begun)
-        packed = self._packed(step, single)
+        packed = [indices for own in few.values() for indices in self._packed(step, own)]
         alone += [indices[0] for indices in packed if len(indices) == 1]  # nothing to pad, and perhaps to gather
         several = [indices for indices in packed if len(indices) > 1]
         # One buffer for what is gathered, in all layers: a new one each time is slow to come by.
@@ -150,10 +155,10 @@ class PagedAttention:
         return (slots, [self._group_of(step, indices, device) for indices in several],
                 [self._item_of(step, index, device) for index in alone])
 
-    def _packed(self, step: StepTensors, single: Sequence[int]) -> list[list[int]]:
-        """``single`` by length, so that little is padded, in groups of which each fits :data:`GATHER_BYTES`."""
+    def _packed(self, step: StepTensors, few: Sequence[int]) -> list[list[int]]:
+        """``few`` by length, so that little is padded, in groups of which each fits :data:`GATHER_BYTES`."""
         packed: list[list[int]] = []
-        for index in sorted(single, key=lambda index: step.context_lengths[index]):
+        for index in sorted(few, key=lambda index: step.context_lengths[index]):
             if packed and (len(packed[-1]) + 1) * self._num_blocks(step.context_lengths[index]) <= self._most:
                 packed[-1].append(index)
             else:
@@ -181,11 +186,15 @@ class PagedAttention:
         for index, length in zip(indices, lengths, strict=True):
             table = step.block_tables[index][:self._num_blocks(length)]
             blocks += [*table, *[table[0]] * (most - len(table))]
-        count = torch.tensor(lengths, device=device)[:, None, None, None]
+        rows = [range(step.query_starts[index], step.query_starts[index + 1]) for index in indices]
+        count = torch.tensor([length + 1 - place for length, own in zip(lengths, rows, strict=True)
+                              for place in range(len(own), 0, -1)], device=device).view(len(indices), 1, -1, 1)
+        if count.shape[2] > 1:  # a query is as many rows as there are heads to a KV head
+            count = count.repeat_interleave(self._heads, 2)
         key = torch.arange(most * size, device=device)
         seen = {window: (key < count) & (key >= count - (window or most * size)) for window in set(self.windows)}
-        rows = None if len(indices) == len(step.sequences) else torch.tensor(
-            [step.query_starts[index] for index in indices], dtype=torch.int64, device=device)
         gathered = self._gathered[:len(blocks)]
         keys, values = gathered.view(len(indices), -1, *gathered.shape[2:]).permute(2, 0, 3, 1, 4).unbind()
+        rows = None if len(indices) == len(step.sequences) else torch.tensor(
+            [row for own in rows for row in own], dtype=torch.int64, device=device)
         return _Group(rows, torch.tensor(blocks, dtype=torch.int64, device=device), seen, gathered, keys, values)
