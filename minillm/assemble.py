@@ -19,9 +19,10 @@ from minillm.model.device import free_bytes, resolve_device
 from minillm.model.hub import resolve
 from minillm.model.quantize import Scheme
 from minillm.model.weights import load_weights
-from minillm.sample import SamplerProtocol
+from minillm.runner import Runner
 from minillm.schedule.scheduler import Scheduler, SchedulerProtocol
 from minillm.speculate.draft import DraftModelProposer, check_same_tokens
+from minillm.speculate.mlp import MLPProposer
 from minillm.speculate.propose import Controller, NgramProposer, ProposerProtocol
 from minillm.speculate.speculation import Speculation
 from minillm.speculate.table import NgramTable
@@ -105,13 +106,16 @@ def num_blocks(config: EngineConfig, model: Decoder, max_model_len: int) -> int:
     return max(one, min(config.max_num_seqs * one, budget // each))
 
 
-def _table(name: str | Path, tokenizer: Tokenizer) -> NgramTable:
-    """The table of n-grams of that path, or that comes with minillm under that name."""
+def _shipped(kind: str, name: str | Path, suffix: str) -> Path:
+    """That path, or the file that comes with minillm under that name."""
     try:
-        path = Path(name) if Path(name).suffix else shipped_file(f"draft/{name}.npz")
+        return Path(name) if Path(name).suffix else shipped_file(f"draft/{name}{suffix}")
     except FileNotFoundError:
-        raise ModelError(f"no table of n-grams is called {str(name)!r}; give the path of an .npz file") from None
-    table = NgramTable.load(path)
+        raise ModelError(f"no {kind} is called {str(name)!r}; give the path of a {suffix} file") from None
+
+
+def _table(name: str | Path, tokenizer: Tokenizer) -> NgramTable:
+    table = NgramTable.load(_shipped("table of n-grams", name, ".npz"))
     if table.vocab_size != tokenizer.vocab_size:
         raise ModelError(f"the table {name} is for {table.vocab_size} token ids, the model's tokenizer has "
                          f"{tokenizer.vocab_size}")
@@ -119,7 +123,7 @@ def _table(name: str | Path, tokenizer: Tokenizer) -> NgramTable:
 
 
 def speculation_of(config: EngineConfig, proposer: ProposerProtocol | None, scheduler: SchedulerProtocol,
-                   sampler: SamplerProtocol, tokenizer: Tokenizer, vocab_size: int) -> Speculation | None:
+                   runner: Runner, tokenizer: Tokenizer, vocab_size: int) -> Speculation | None:
     """Whom the engine asks for drafts; None where nobody is to be asked.
 
     Raises:
@@ -140,7 +144,9 @@ def speculation_of(config: EngineConfig, proposer: ProposerProtocol | None, sche
         draft = load_decoder(path, dtype=config.dtype, device=config.device, quantization=asked.get("quantization"))
         if draft.config.vocab_size < vocab_size:
             raise ModelError(f"the draft model has {draft.config.vocab_size} rows for the target's {vocab_size} tokens")
-        proposer = DraftModelProposer(draft, sampler)
+        proposer = DraftModelProposer(draft, runner.sampler)
+    elif proposer is None and asked.get("method") == "mlp_speculator":
+        proposer = MLPProposer(_shipped("speculator", asked["model"], ".safetensors"), runner, vocab_size)
     elif proposer is None:
         table = _table(asked["table"], tokenizer) if "table" in asked else None
         proposer = NgramProposer(numbers["prompt_lookup_max"], numbers["prompt_lookup_min"], table)

@@ -24,7 +24,8 @@ _LEAST = {"max_model_len": 1, "max_num_seqs": 1, "max_num_batched_tokens": 1, "m
 
 # What ``speculative_config`` takes: by method beside ``method`` itself, and the default, least and most of each number.
 METHODS = {"ngram": ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "table"),
-           "draft": ("num_speculative_tokens", "model", "quantization")}
+           "draft": ("num_speculative_tokens", "model", "quantization"),
+           "mlp_speculator": ("num_speculative_tokens", "model")}
 SPECULATION = {"num_speculative_tokens": (4, 1, 32), "prompt_lookup_max": (4, 1, 64), "prompt_lookup_min": (2, 1, 64)}
 
 
@@ -62,8 +63,10 @@ class EngineConfig:
             given with a request, lower values first, equals in order of arrival.
         speculative_config: how to guess tokens that one step then checks (default None: not); tokens are those of a run
             without. ``"method"``: ``"ngram"``, what followed the last time that the newest tokens were seen (the
-            default), or ``"draft"``, what a smaller ``"model"`` with the same tokens says, perhaps with a
-            ``"quantization"`` of its own. ``"num_speculative_tokens"``: most drafts of a request in a step (default 4);
+            default); ``"draft"``, what a smaller ``"model"`` with the same tokens says, perhaps with a
+            ``"quantization"`` of its own; or ``"mlp_speculator"``, what a small network says that was trained on this
+            model's hidden states: ``"model"`` is its file, or ``"smollm2-135m"``, the one that comes with minillm.
+            ``"num_speculative_tokens"``: most drafts of a request in a step (default 4);
             the engine takes fewer, or none, where it measures that they do not pay. ``"prompt_lookup_max"`` (4),
             ``"prompt_lookup_min"`` (2): newest tokens to look for; ``"table"``: a file of what mostly follows which
             tokens, for text that copies nothing, or ``"smollm2-135m"``, the one that comes with minillm.
@@ -139,8 +142,8 @@ def _check_speculation(options: Mapping[str, Any] | None) -> None:
         raise ValueError(f"speculative_config's method must be one of {', '.join(METHODS)}, got {method!r}")
     if unknown := sorted(map(str, {*options} - {"method", *METHODS[method]})):
         raise ValueError(f"speculative_config has no {unknown[0]!r}; {method} takes {', '.join(METHODS[method])}")
-    if method == "draft" and not isinstance(options.get("model"), (str, Path)):
-        raise ValueError("speculative_config's method 'draft' needs a model: a name, an id or a path, got "
+    if method in ("draft", "mlp_speculator") and not isinstance(options.get("model"), (str, Path)):
+        raise ValueError(f"speculative_config's method {method!r} needs a model: a name or a path, got "
                          f"{options.get('model')!r}. A loaded one goes in as proposer=DraftModelProposer(...)")
     if not isinstance(options.get("table", ""), (str, Path)):
         raise ValueError(f"speculative_config's table must be a name or a path, got {options['table']!r}")

@@ -82,7 +82,7 @@ class LLM(AbstractContextManager["LLM"]):
         limits = Limits(max_model_len, vocab_size, bos, getattr(scheduler, "why_never", lambda num_tokens: ""),
                         getattr(scheduler, "policy", None) != "fcfs")
         runner = Runner(model, self.attention, Sampler(vocab_size) if sampler is None else sampler)
-        speculation = speculation_of(self.config, proposer, scheduler, runner.sampler, tokenizer, vocab_size)
+        speculation = speculation_of(self.config, proposer, scheduler, runner, tokenizer, vocab_size)
         self.engine = Engine(runner, scheduler, tokenizer, self.config, limits, speculation)
         self.prompts = Prompts(tokenizer, limits)
 

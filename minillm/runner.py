@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from minillm.attention.base import AttentionBackend, StepTensors
 from minillm.attention.torch_backend import ContiguousAttention
@@ -19,6 +20,8 @@ class Runner:
 
     def __init__(self, model: Decoder, attention: AttentionBackend, sampler: SamplerProtocol):
         self.model, self.attention, self.sampler = model, attention, sampler
+        self.taps: Sequence[int] | None = None  # whoever sets it finds ``states`` after a step:
+        self.states: Tensor | None = None  # of each sampled row, see Decoder.hidden_states
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> list[SampledToken]:
@@ -26,7 +29,12 @@ class Runner:
         last known one and after each of its drafts."""
         rows = [row_of(item.request, item.draft_token_ids, count) for item in plan.sampling
                 for count in range(1 + len(item.draft_token_ids))]
-        logits = self.model.forward(self.tensors_of(plan), self.attention)
+        step = self.tensors_of(plan)
+        if self.taps is None:
+            logits = self.model.forward(step, self.attention)
+        else:
+            self.states = self.model.hidden_states(step, self.attention, self.taps)
+            logits = self.model.logits(self.states[:, -1])
         return self.sampler(logits, rows) if rows else []
 
     def tensors_of(self, plan: StepPlan) -> StepTensors:

@@ -119,7 +119,7 @@ def test_a_wheel_holds_every_module_and_the_course_data(tmp_path: Path) -> None:
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     wanted = {path.relative_to(source).as_posix() for path in (source / "minillm").rglob("*") if path.is_file()}
     wanted |= {f"minillm/{path.relative_to(source).as_posix()}" for path in (source / "data").rglob("*")
-               if path.suffix in (".json", ".npz")}
+               if path.suffix in (".json", ".npz") or path.match("draft/*.safetensors")}
     assert held == wanted
 
 

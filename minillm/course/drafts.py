@@ -63,6 +63,24 @@ def always(llm: LLM, num_drafts: int) -> LLM:
     return llm
 
 
+def calls_with(llm: LLM, drafts: Mapping[str, Any], prompt: Sequence[int], answer: Sequence[int],
+               num_drafts: int) -> int:
+    """Decode calls in which an engine over ``llm``'s model gives ``answer``, with ``drafts`` as its
+    ``speculative_config`` and ``num_drafts`` of them in each call.
+
+    Raises:
+        ValueError: it gives another answer, as it may in 16 bit.
+    """
+    from minillm import LLM, SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=len(answer))
+    with LLM(llm.model, tokenizer=llm.tokenizer, num_kv_blocks=64, speculative_config=drafts) as other:
+        (output,) = always(other, num_drafts).generate([list(prompt)], params)
+        if output.outputs[0].token_ids != list(answer):
+            raise ValueError("with drafts the answer is another one: compare in float32")
+        return other.stats().num_steps - 1  # the first reads the prompt
+
+
 @dataclass(frozen=True, slots=True)
 class Marked:
     """An answer in which every draft shows what became of it, by brackets and tildes and not by colour."""

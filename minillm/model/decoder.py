@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -89,18 +89,25 @@ class Decoder:
                                             quantization=scheme_of(quantization)))
 
     @torch.inference_mode()
-    def hidden(self, step: StepTensors, attention: AttentionBackend) -> Tensor:
-        """The last hidden state of each row, after the final norm: ``[T, hidden]``."""
-        hidden = self.embed(step.token_ids).to(self.dtype)
+    def hidden_states(self, step: StepTensors, attention: AttentionBackend, taps: Sequence[int] = ()) -> Tensor:
+        """Of ``step.logit_rows`` alone the hidden states after the layers ``taps``, in their order, and last after the
+        final norm: ``[S, taps + 1, hidden]``."""
+        hidden, tapped = self.embed(step.token_ids).to(self.dtype), []
         rotation = self.rope(step, self.dtype)
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
             hidden = layer(hidden, rotation, step, attention)
-        return self.norm(hidden)
+            if number in taps:
+                tapped.append(hidden[step.logit_rows])
+        return torch.stack([*tapped, self.norm(hidden[step.logit_rows])], 1)
 
     @torch.inference_mode()
     def forward(self, step: StepTensors, attention: AttentionBackend) -> Tensor:
         """Logits ``[S, vocab_size]`` of ``step.logit_rows`` alone, in float32 (float64 for a float64 model)."""
-        rows = self.hidden(step, attention)[step.logit_rows]
+        return self.logits(self.hidden_states(step, attention)[:, -1])
+
+    @torch.inference_mode()
+    def logits(self, rows: Tensor) -> Tensor:
+        """``[S, vocab_size]`` of final hidden states ``[S, hidden]``."""
         return self.head(rows).to(torch.promote_types(self.dtype, torch.float32))
 
     __call__ = forward

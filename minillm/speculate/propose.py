@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from minillm.request import Request
@@ -26,6 +26,18 @@ class ProposerProtocol(Protocol):
 
     def free(self, request: Request) -> None:
         """Forget a request; an unknown one is no error."""
+
+
+def seen_before(token_ids: Sequence[int], longest: int, shortest: int) -> Iterator[tuple[int, int]]:
+    """Where the newest tokens were last before: how many of them, and the place behind them; the most first."""
+    text = array("q", token_ids)
+    width, as_bytes = text.itemsize, text.tobytes()
+    for length in range(min(longest, len(text) - 1), shortest - 1, -1):
+        newest, end = as_bytes[-length * width:], len(as_bytes) - width
+        while (place := as_bytes.rfind(newest, 0, end)) > 0 and place % width:  # it begins within a number
+            end = place + len(newest) - 1
+        if place >= 0:
+            yield length, place // width + length
 
 
 class NgramProposer:
@@ -60,15 +72,8 @@ class NgramProposer:
         return drafts
 
     def _copied(self, token_ids: Sequence[int], num_tokens: int) -> list[int]:
-        text = array("q", token_ids)
-        width, as_bytes = text.itemsize, text.tobytes()
-        for length in range(min(self.longest, len(text) - 1), self.shortest - 1, -1):
-            newest, end = as_bytes[-length * width:], len(as_bytes) - width
-            while (place := as_bytes.rfind(newest, 0, end)) > 0 and place % width:  # it begins within a number
-                end = place + len(newest) - 1
-            if place >= 0:
-                start = place // width + length
-                return [text[start + i % (len(text) - start)] for i in range(num_tokens)]
+        for _, start in seen_before(token_ids, self.longest, self.shortest):
+            return [token_ids[start + i % (len(token_ids) - start)] for i in range(num_tokens)]
         return []
 
     def free(self, request: Request) -> None:

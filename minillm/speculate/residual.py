@@ -72,7 +72,7 @@ class IndependentDraftProposer(DraftModelProposer):
         return super().propose(requests, num_tokens)
 
     def drawn(self, requests: Sequence[Request], logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
-        """See :class:`~minillm.speculate.draft.DraftModelProposer`."""
+        """See :class:`~minillm.speculate.draft.SamplingProposer`."""
         tokens = self.sampler(logits, [replace(row, index=_DRAFT - row.index) for row in rows])
         for request, row, token, own in zip(requests, rows, tokens, logits):
             certain = row.params.greedy or token.token_id < 0

@@ -25,6 +25,7 @@ class Speculation:
 
     def __init__(self, proposer: ProposerProtocol, controller: Controller, vocab_size: int):
         self.proposer, self.controller, self.vocab_size = proposer, controller, vocab_size
+        self._see = getattr(proposer, "see", None)  # of a proposer that looks at the target's rows
         self.num_checked = self.num_accepted = 0
         self.failure: str | None = None
 
@@ -55,15 +56,18 @@ class Speculation:
     def accept(self, plan: StepPlan, sampled: Sequence[SampledToken], seconds: float) -> list[list[SampledToken]]:
         """For each item of ``plan.sampling`` the tokens it gets, one at least: those sampled after its last known token
         and after every draft that is what was sampled before it, in order."""
-        kept, start, num_checked, num_accepted = [], 0, 0, 0
+        kept, newest, start, num_checked, num_accepted = [], [], 0, 0, 0
         for item in plan.sampling:
             drafts, own = item.draft_token_ids, sampled[start:start + 1 + len(item.draft_token_ids)]
             right = next((i for i, draft in enumerate(drafts) if own[i].token_id != draft), len(drafts))
             num_checked += min(right + 1, len(drafts))
             num_accepted += right
             kept.append(list(own[:right + 1]))
+            newest.append(start + right)
             start += len(own)
         self.num_checked, self.num_accepted = self.num_checked + num_checked, self.num_accepted + num_accepted
+        if self._see and newest:
+            self._see([item.request for item in plan.sampling], newest)
         if all(item.stage == "decode" for item in plan.scheduled):
             self.controller.saw(plan.num_tokens, seconds, num_checked, num_accepted)
         return kept

@@ -154,11 +154,12 @@ STORIES = ("Write a short story about a lighthouse keeper.", "Explain how a bicy
 
 
 def take_speculation(spec: ServingSpec) -> list[Case]:
-    """``spec.side`` is a number format, and ``"plain"``, ``"ngram"`` or ``"table"``. Greedy answers to their own end:
-    one by one to prompts that ask for what they contain (two kinds of prompt, of a text and a program) and to prompts
-    that do not, and 32 at once."""
+    """``spec.side`` is a number format, and ``"plain"``, ``"ngram"``, ``"table"`` or ``"mlp"``. Greedy answers to
+    their own end: one by one to prompts that ask for what they contain (two kinds of prompt, of a text and a program)
+    and to prompts that do not, and 32 at once."""
     kind, how = spec.side.split()
-    asked = {"plain": None, "ngram": {"method": "ngram"}, "table": {"method": "ngram", "table": spec.model}}[how]
+    asked = {"plain": None, "ngram": {"method": "ngram"}, "table": {"method": "ngram", "table": spec.model},
+             "mlp": {"method": "mlp_speculator", "model": spec.model}}[how]
     llm = LLM(spec.model, device=spec.device, max_num_seqs=32, enable_prefix_caching=False,
               speculative_config=asked, **engine_options(kind))
     texts = [" ".join(passage["text"].split(" ")[:130]) for passage in passages() if passage["language"] == "en"]
