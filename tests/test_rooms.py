@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "minillm"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_LINE_LENGTH, ENGINE_LINES = 300, 60, 120, 5_500
+MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_LINE_LENGTH, ENGINE_LINES = 300, 60, 120, 5_515
 
 BENCHMARKS = "measure/bench/"  # a room of its own in one without torch: what times torch imports it
 # What records, replays and simulates schedules: the engine runs without it, so it has a bound of its own.
@@ -141,7 +141,7 @@ def test_the_engine_stays_near_4000_lines_of_code() -> None:
     assert engine <= ENGINE_LINES, f"{engine} lines of code"
     # Over the aim: the bounds go up only by what a new promise needs, last for quantized weights, keys and values in
     # 8 bit and speculation (5,390, with the command line 5,850), and then for the trained speculator.
-    assert sum(lines.values()) <= 5_970, f"{sum(lines.values())} lines of code"
+    assert sum(lines.values()) <= 5_985, f"{sum(lines.values())} lines of code"
 
 
 def test_the_size_counter_counts_code_alone() -> None:

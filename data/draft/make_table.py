@@ -5,8 +5,8 @@
 
 The model itself writes the text, so that the table guesses as it would: answers to each of ``FORMS`` about each of
 ``TOPICS``, drawn at temperature 0.6. Then it is counted what mostly follows one, two and three tokens; of two and of
-three what was seen once is left out. The prompts that drafts are measured with (``minillm bench serving --only
-speculation``) have other forms and other topics.
+three what was seen once is left out. The story prompts that drafts are measured with (``minillm bench
+serving --only speculation``) have other forms and other topics than these.
 """
 
 from __future__ import annotations

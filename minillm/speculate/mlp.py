@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
 from minillm.errors import ModelError
+from minillm.model.decoder import Decoder
 from minillm.model.layers import WeightReader
 from minillm.model.quantize import SCHEMES
 from minillm.model.quantized import Int4PackLinear, has_packed_kernel
@@ -104,11 +105,13 @@ class MLPProposer(SamplingProposer):
         path: a ``.safetensors`` file, as ``data/draft/train_speculator.py`` writes it; the table of n-grams lies beside
             it under the same name as ``.npz``.
     Raises:
-        ModelError: another kind of file, or one for a model of other sizes.
+        ModelError: another kind of file, one for a model of other sizes, or a model that is no Decoder of minillm's.
     """
 
     def __init__(self, path: Path, runner: Runner, vocab_size: int):
         model = runner.model
+        if getattr(type(model), "forward", None) is not Decoder.forward:
+            raise ModelError("a speculator needs the hidden states of minillm's own Decoder, and its forward")
         super().__init__(runner.sampler, vocab_size, model.config.max_position_embeddings)
         self.table, self.runner = NgramTable.load(path.with_suffix(".npz")), runner
         self.embed = lambda ids: model.embed(ids.flatten()).unflatten(0, ids.shape)
@@ -120,10 +123,11 @@ class MLPProposer(SamplingProposer):
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise ModelError(f"{path} is no speculator, as data/draft/train_speculator.py writes it: {error}") from None
         shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
-        fits = shapes == shapes_of(model.config.hidden_size, len(self.taps) + 1, wide)
-        taps = tuple(number for number in range(len(model.layers)) if number in self.taps)
-        if not (fits and 0 <= int(self.head_ids.min()) <= int(self.head_ids.max()) < vocab_size == self.table.vocab_size
-                and self.taps == taps and model.config.tie_word_embeddings):
+        layers, ids = range(len(model.layers)), self.head_ids
+        fits = shapes == shapes_of(model.config.hidden_size, len(self.taps) + 1, wide) and ids.dim() == 1 and len(ids)
+        if not (fits and self.taps == tuple(number for number in layers if number in self.taps)
+                and 0 <= int(ids.min()) <= int(ids.max()) < vocab_size == self.table.vocab_size
+                and model.config.tie_word_embeddings):
             raise ModelError(f"{path} was trained for another kind of model: sizes, layers or ids differ")
         narrow = model.dtype != torch.float64 and has_packed_kernel(Int4PackLinear, model.device)
         self.dtype = torch.bfloat16 if narrow else model.dtype
@@ -145,6 +149,7 @@ class MLPProposer(SamplingProposer):
         self._later = dict(self._states)
         seen = [request for request in requests if request in self._states]
         drafts = dict(zip(seen, super().propose(seen, num_tokens)))
+        self._later = {}
         return [drafts.get(request, []) for request in requests]
 
     def logits(self, requests: Sequence[Request], drafts: Sequence[list[int]]) -> Tensor:

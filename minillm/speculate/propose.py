@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 class ProposerProtocol(Protocol):
-    """What ``LLM(proposer=...)`` accepts."""
+    """What ``LLM(proposer=...)`` accepts. It may have a method ``see(requests, rows)`` too, told after each step from
+    which row of the runner's ``states`` each request's newest token was sampled."""
 
     def propose(self, requests: Sequence[Request], num_tokens: int) -> Sequence[Sequence[int]]:
         """For each request at most ``num_tokens`` ids that may follow its ``token_ids``; none where it has no guess."""

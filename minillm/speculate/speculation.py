@@ -66,8 +66,11 @@ class Speculation:
             newest.append(start + right)
             start += len(own)
         self.num_checked, self.num_accepted = self.num_checked + num_checked, self.num_accepted + num_accepted
-        if self._see and newest:
-            self._see([item.request for item in plan.sampling], newest)
+        if self._see and newest and not self.failure:
+            try:
+                self._see([item.request for item in plan.sampling], newest)
+            except Exception as error:
+                self._fail(error)
         if all(item.stage == "decode" for item in plan.scheduled):
             self.controller.saw(plan.num_tokens, seconds, num_checked, num_accepted)
         return kept

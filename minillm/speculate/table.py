@@ -47,9 +47,12 @@ class NgramTable:
         """
         try:
             with np.load(path, allow_pickle=False) as file:
-                return cls(int(file["vocab_size"]), {
+                table = cls(int(file["vocab_size"]), {
                     length: dict(zip(np.cumsum(file[f"keys_{length}"]).tolist(), file[f"ids_{length}"].tolist(),
                                      strict=True)) for length in range(1, LONGEST + 1)})
+            if any(not 0 <= token < table.vocab_size for after in table.following.values() for token in after.values()):
+                raise ValueError("some of its ids are beyond its vocab_size")
+            return table
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
             raise ModelError(f"{path} is no table of n-grams, as data/draft/make_table.py writes it: {error}") from None
 

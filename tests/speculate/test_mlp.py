@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from minillm import LLM, SamplingParams
 from minillm.config import EngineConfig
-from minillm.course.tiny import TINY
+from minillm.course.tiny import TINY, tiny_decoder
 from minillm.errors import ModelError
 from minillm.model.decoder import Decoder
 from minillm.model.weights import expected_tensors
 from minillm.speculate.mlp import MLPProposer, context_of, shapes_of
-from minillm.speculate.propose import Controller
+from minillm.speculate.propose import Controller, NgramProposer
 from minillm.speculate.table import NgramTable
 
 MAKER = runpy.run_path(str(Path(__file__).parents[2] / "data/draft/make_table.py"))
@@ -131,6 +131,9 @@ def test_another_file_or_one_for_another_model_is_refused_by_name(tiny_llm, spec
             (weights | {"up_0": weights["up_0"][:, 1:]}, {"taps": "0"}, "another kind"),
             (weights, {"taps": "0 1"}, "another kind"), (weights, {"taps": "9"}, "another kind"),
                 (weights, {"taps": "-1"}, "another kind"), (weights, {"taps": ""}, "another kind"),
+                (weights | {"head_ids": torch.zeros(0, dtype=torch.int32)}, {"taps": "0"}, "another kind"),
+                (weights | {"head_ids": torch.zeros(2, 3, dtype=torch.int32)}, {"taps": "0"}, "another kind"),
+                (weights | {"head_ids": torch.tensor([-1])}, {"taps": "0"}, "another kind"),
                 (weights, {"taps": "one"}, "is no speculator"),
             (weights | {"head_ids": torch.tensor([300])}, {"taps": "0"}, "another kind")):
         save_file({name: own.contiguous() for name, own in broken.items()}, tmp_path / "other.safetensors", metadata)
@@ -140,6 +143,26 @@ def test_another_file_or_one_for_another_model_is_refused_by_name(tiny_llm, spec
         tiny_llm(speculative_config={"method": "mlp_speculator", "model": "unknown"})
     with pytest.raises(ValueError, match="method 'mlp_speculator' needs a model"):
         EngineConfig(speculative_config={"method": "mlp_speculator"})
+
+
+def test_a_model_whose_forward_is_its_own_is_refused(speculator, byte_tok):
+    class Flipped(Decoder):
+        def forward(self, step, attention):
+            return -super().forward(step, attention)
+
+    model = tiny_decoder(TINY)
+    model.__class__ = Flipped
+    with pytest.raises(ModelError, match="needs the hidden states of minillm's own Decoder"):
+        LLM(model, tokenizer=byte_tok, speculative_config={"method": "mlp_speculator", "model": speculator})
+
+
+def test_a_proposer_that_fails_to_see_is_not_asked_again_and_nobody_loses_a_token(tiny_llm):
+    class Blind(NgramProposer):
+        def see(self, requests, rows):
+            raise RuntimeError("blind")
+
+    with tiny_llm(proposer=Blind()) as llm, pytest.warns(RuntimeWarning, match="blind"):
+        assert answers(llm) == answers(tiny_llm()) and llm.engine.speculation.failure.endswith("blind")
 
 
 @pytest.mark.parametrize("options", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"quantization": "int8"}],
