@@ -117,11 +117,14 @@ class PagedAttention:
     def _together(self, layer: int, query: Tensor, group: _Group, window: int | None) -> Tensor:
         """The queries of B sequences, ``[B x n, num_heads, head_dim]``, each over its sequence's keys."""
         self.store.gather(layer, group.blocks, group.gathered)
-        batch, heads, _, dim = group.keys.shape
-        by_head = query.view(batch, -1, heads, query.shape[1] // heads, dim).transpose(1, 2)
-        out = scaled_dot_product_attention(by_head.flatten(2, 3), group.keys, group.values,
-                                           attn_mask=group.seen[window])
-        return out.view(by_head.shape).transpose(1, 2).reshape(query.shape)
+        batch = len(group.keys)
+        by_head = query.unflatten(1, (group.keys.shape[1], -1))  # [B x n, KV heads, group, dim]
+        if len(query) > batch:  # a sequence's queries are rows of one matrix, as the heads of a group are
+            by_head = by_head.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
+        out = scaled_dot_product_attention(by_head, group.keys, group.values, attn_mask=group.seen[window])
+        if len(query) > batch:
+            out = out.unflatten(2, (-1, self._heads)).transpose(1, 2).flatten(0, 1)
+        return out.flatten(1, 2)
 
     def free(self, sequence: object) -> None:
         """Nothing: its blocks are the scheduler's."""
