@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from minillm import LLM, SamplingParams
+from minillm.attention import FEW
 from minillm.attention.base import StepTensors
-from minillm.attention.paged import FEW, PagedAttention
+from minillm.attention.paged import PagedAttention
 from minillm.attention.torch_backend import ContiguousAttention
 from minillm.cache.blocks import BlockPool, BlockTable
 from minillm.schedule.scheduler import Scheduler

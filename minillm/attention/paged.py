@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from minillm.attention import FEW
 from minillm.attention.base import StepTensors
 from minillm.attention.torch_backend import causal_attention
 from minillm.cache.blocks import PoolProtocol
 from minillm.cache.store import BlockStore
 from minillm.model.config import ModelConfig
 
-FEW = 9  # tokens of a sequence that are worth gathering it with others for: more are work enough by themselves
 # What is gathered at once: little enough on a CPU to be still in its cache when attention reads it.
 GATHER_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}
 _LIVING: WeakSet[PagedAttention] = WeakSet()  # a block says nothing of whose buffer it is in: a pool has one

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from minillm.attention import FEW
 from minillm.config import KV_CACHE_DTYPES, QUANTIZATIONS
 from minillm.measure.hardware import Hardware
 from minillm.model.config import ModelConfig
@@ -181,8 +182,7 @@ def mixed_step_cost(config: ModelConfig, sequences: Mapping[tuple[int, int], int
     Args:
         sequences: by ``(num_new, context)``, how many there are (a ``Counter`` of such pairs); at least one.
         logit_rows: rows of which logits are computed.
-        paged: operators as :class:`~minillm.attention.paged.PagedAttention` calls them, which takes all sequences of
-            one token together; else as :class:`~minillm.attention.torch_backend.ContiguousAttention` does.
+        paged: operators as ``PagedAttention`` calls them, once for all of the same few tokens; or ``ContiguousAttention``.
     """
     form, sizes = format_of(dtype), parameters(config)
     rows = sum(num_new * count for (num_new, _), count in sequences.items())
@@ -220,15 +220,15 @@ def _linear(num_weights: int, weight_bytes: float, rows: int) -> Part:
 
 def _operators(config: ModelConfig, sequences: Mapping[tuple[int, int], int], woken: float, paged: bool) -> int:
     """As the decoder issues them; a test counts the real one's calls."""
-    batch = sum(sequences.values())
-    single = sum(count for (num_new, _), count in sequences.items() if num_new == 1)
+    by_length = Counter(num_new for (num_new, _), count in sequences.items() for _ in range(count))
+    batch, single = by_length.total(), by_length[1]
     layer, outside = 26 + 5 * config.qk_norm, 24  # norms, linears, RoPE, SwiGLU, residuals
     if paged:
-        longer, together = batch - single, single > 1
-        alone = longer + (single == 1)
-        layer += 2 + 12 * longer + 9 * (single == 1) + 4 * together  # one write for all, then attend
+        groups = [count for num_new, count in by_length.items() if count > 1 and num_new <= FEW]
+        alone, together, several = batch - sum(groups), len(groups), len(groups) - (single > 1)
+        layer += 2 + 12 * alone - 3 * (single == 1) + 4 * together + 5 * several  # one write for all, then attend
         layer += 1 + 3 * alone + 2 * together if together + alone > 1 else 0  # outputs are put together
-        outside += 4 + 17 * together  # slots, and the block tables of those that are taken together
+        outside += 4 + 17 * together + 7 * several  # slots, and the block tables of those that are taken together
     else:
         layer += (batch > 1) + 17 * single + 20 * (batch - single)  # write, read and attend, a sequence at a time
         outside += (2 + 2 * config.num_layers) * sum(count for (_, context), count in sequences.items() if not context)

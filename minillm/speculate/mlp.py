@@ -122,10 +122,9 @@ class MLPProposer(SamplingProposer):
             self.head_ids, wide = weights.pop("head_ids").long(), len(weights["up_0"])
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise ModelError(f"{path} is no speculator, as data/draft/train_speculator.py writes it: {error}") from None
-        shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
-        layers, ids = range(len(model.layers)), self.head_ids
+        shapes, ids = {name: tuple(weight.shape) for name, weight in weights.items()}, self.head_ids
         fits = shapes == shapes_of(model.config.hidden_size, len(self.taps) + 1, wide) and ids.dim() == 1 and len(ids)
-        if not (fits and self.taps == tuple(number for number in layers if number in self.taps)
+        if not (fits and self.taps == tuple(number for number in range(len(model.layers)) if number in self.taps)
                 and 0 <= int(ids.min()) <= int(ids.max()) < vocab_size == self.table.vocab_size
                 and model.config.tie_word_embeddings):
             raise ModelError(f"{path} was trained for another kind of model: sizes, layers or ids differ")

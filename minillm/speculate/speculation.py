@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from minillm.errors import shown, told
@@ -67,18 +67,18 @@ class Speculation:
             start += len(own)
         self.num_checked, self.num_accepted = self.num_checked + num_checked, self.num_accepted + num_accepted
         if self._see and newest and not self.failure:
-            try:
-                self._see([item.request for item in plan.sampling], newest)
-            except Exception as error:
-                self._fail(error)
+            self._tell(self._see, [item.request for item in plan.sampling], newest)
         if all(item.stage == "decode" for item in plan.scheduled):
             self.controller.saw(plan.num_tokens, seconds, num_checked, num_accepted)
         return kept
 
     def free(self, request: Request) -> None:
         """A request has ended."""
+        self._tell(self.proposer.free, request)
+
+    def _tell(self, method: Callable[..., None], *news: object) -> None:
         try:
-            self.proposer.free(request)
+            method(*news)
         except Exception as error:
             self._fail(error)
 

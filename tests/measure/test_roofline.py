@@ -192,6 +192,7 @@ def test_operators_are_those_the_decoder_really_calls(keys: dict, batch: int, nu
 
 @pytest.mark.parametrize("sequences", [
     [(1, 6)], [(1, 6), (1, 3)], [(1, 6)] * 8, [(5, 0)], [(3, 4)], [(5, 0), (6, 2)], [(5, 0), (1, 6)],
+    [(2, 6)] * 8, [(3, 4), (3, 2)], [(3, 4), (3, 2), (9, 0), (9, 1), (1, 6), (1, 3)], [(10, 0), (10, 1)],
     [(6, 0), (1, 3), (1, 6)], [(4, 4), (5, 0), (1, 5), (1, 6), (1, 2)]], ids=str)
 def test_operators_over_blocks_are_those_the_decoder_really_calls(sequences: list[tuple[int, int]]) -> None:
     config = tiny(num_layers=6)

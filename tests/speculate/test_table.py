@@ -62,6 +62,13 @@ def test_another_file_is_refused_by_name(content, tmp_path):
         NgramTable.load(path)
 
 
+def test_a_table_whose_ids_are_beyond_its_vocabulary_is_refused(tmp_path):
+    for token in (-1, 7):
+        save(NgramTable(7, {1: {1: token}, 2: {}, 3: {}}), tmp_path / "own.npz")
+        with pytest.raises(ModelError, match="own.npz is no table of n-grams.*beyond its vocab_size"):
+            NgramTable.load(tmp_path / "own.npz")
+
+
 def test_it_guesses_where_the_context_repeats_nothing_and_goes_on_from_its_own_guesses():
     table = counted([[1, 2, 3, 4, 1, 2, 3, 4]], 10)
     proposer = NgramProposer(table=table)
