@@ -182,7 +182,7 @@ def mixed_step_cost(config: ModelConfig, sequences: Mapping[tuple[int, int], int
     Args:
         sequences: by ``(num_new, context)``, how many there are (a ``Counter`` of such pairs); at least one.
         logit_rows: rows of which logits are computed.
-        paged: operators as ``PagedAttention`` calls them, once for all of the same few tokens; or ``ContiguousAttention``.
+        paged: operators as ``PagedAttention`` calls them, together for the same few tokens; or ``ContiguousAttention``.
     """
     form, sizes = format_of(dtype), parameters(config)
     rows = sum(num_new * count for (num_new, _), count in sequences.items())
