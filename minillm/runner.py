@@ -21,7 +21,7 @@ class Runner:
     def __init__(self, model: Decoder, attention: AttentionBackend, sampler: SamplerProtocol):
         self.model, self.attention, self.sampler = model, attention, sampler
         self.taps: Sequence[int] | None = None  # whoever sets it finds ``states`` after a step:
-        self.states: Tensor | None = None  # of each sampled row, see Decoder.hidden_states
+        self.states: Tensor | None = None  # [S, taps + 1, hidden] of the sampled rows
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> list[SampledToken]:
@@ -33,8 +33,8 @@ class Runner:
         if self.taps is None:
             logits = self.model.forward(step, self.attention)
         else:
-            self.states = self.model.hidden_states(step, self.attention, self.taps)
-            logits = self.model.logits(self.states[:, -1])
+            states = self.model.hidden_states(step, self.attention, self.taps)
+            self.states, logits = torch.stack(states, 1), self.model.logits(states[-1])
         return self.sampler(logits, rows) if rows else []
 
     def tensors_of(self, plan: StepPlan) -> StepTensors:

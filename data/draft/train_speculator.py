@@ -128,7 +128,7 @@ def read_texts(folder: Path, name: str) -> None:
                                 data["prompt"].tolist(), data["answer"].tolist(), strict=True):
         ids, attention = ids.tolist(), UncachedAttention(model.config)
         step = StepTensors.of([ids], [0], ["text"], logits_for=[own + 1])
-        rows = model.hidden_states(step, attention, TAPS)[:own]
+        rows = torch.stack(model.hidden_states(step, attention, TAPS), 1)[:own]
         states[at:at + own] = rows.half().numpy()
         for place in range(own):
             known = ids[:before + place + 1]

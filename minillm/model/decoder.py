@@ -89,21 +89,21 @@ class Decoder:
                                             quantization=scheme_of(quantization)))
 
     @torch.inference_mode()
-    def hidden_states(self, step: StepTensors, attention: AttentionBackend, taps: Sequence[int] = ()) -> Tensor:
-        """Of ``step.logit_rows`` alone the hidden states after the layers ``taps``, in their order, and last after the
-        final norm: ``[S, taps + 1, hidden]``."""
+    def hidden_states(self, step: StepTensors, attention: AttentionBackend, taps: Sequence[int] = ()) -> list[Tensor]:
+        """Of ``step.logit_rows`` alone the hidden states ``[S, hidden]`` after the layers ``taps``, in their order, and
+        last after the final norm."""
         hidden, tapped = self.embed(step.token_ids).to(self.dtype), []
         rotation = self.rope(step, self.dtype)
         for number, layer in enumerate(self.layers):
             hidden = layer(hidden, rotation, step, attention)
             if number in taps:
                 tapped.append(hidden[step.logit_rows])
-        return torch.stack([*tapped, self.norm(hidden[step.logit_rows])], 1)
+        return [*tapped, self.norm(hidden[step.logit_rows])]
 
     @torch.inference_mode()
     def forward(self, step: StepTensors, attention: AttentionBackend) -> Tensor:
         """Logits ``[S, vocab_size]`` of ``step.logit_rows`` alone, in float32 (float64 for a float64 model)."""
-        return self.logits(self.hidden_states(step, attention)[:, -1])
+        return self.logits(self.hidden_states(step, attention)[-1])
 
     @torch.inference_mode()
     def logits(self, rows: Tensor) -> Tensor:
